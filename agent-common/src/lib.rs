@@ -1,0 +1,2 @@
+#![no_std]
+//! Wire format between the kernel half and the agent.

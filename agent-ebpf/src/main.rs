@@ -1,0 +1,2 @@
+//! vramscope's kernel half.
+fn main() {}

@@ -1,0 +1,2 @@
+//! vramscope.
+fn main() {}

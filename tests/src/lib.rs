@@ -1,0 +1,1 @@
+//! Simulated GPU and scenario tests.
