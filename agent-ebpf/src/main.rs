@@ -1,2 +1,26 @@
-//! vramscope's kernel half.
-fn main() {}
+//! vramscope's kernel half: records raw facts, interprets nothing.
+//!
+//! A few programs by argument shape. What to copy of a call comes with the probe's attach cookie
+//! (`agent_common::cookie`), so no traced function has a name here.
+#![no_std]
+#![no_main]
+#![feature(core_intrinsics)]
+#![allow(internal_features, reason = "the atomic add is an intrinsic on this target")]
+#![allow(missing_docs, reason = "the programs' names are their interface; each has its comment")]
+
+mod call;
+mod emit;
+mod life;
+mod lose;
+mod task;
+mod tensor;
+
+#[cfg(not(test))]
+#[panic_handler]
+fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
+    loop {}
+}
+
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

@@ -1,0 +1,63 @@
+//! A traced call, as the kernel half saw it.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// How many argument words a narrow record carries.
+pub const NARROW_WORDS: usize = 3;
+/// How many argument words a wide record carries: the registers of both supported ABIs.
+pub const WORDS: usize = 6;
+/// Words of a structure behind a pointer (16 bytes).
+pub const EXTRA_WORDS: usize = 2;
+
+/// A call that returned.
+pub const KIND_CALL: u8 = 1;
+/// An entry-only probe was hit: `words` are the raw arguments, `exit_ns` is 0.
+pub const KIND_NOTE: u8 = 2;
+
+/// All words and the extra words follow the narrow part.
+pub const FLAG_WIDE: u8 = 1;
+/// A result behind an out-pointer could not be read (the page was not resident).
+pub const FLAG_OUT_FAULT: u8 = 2;
+/// The structure behind a pointer could not be read.
+pub const FLAG_STRUCT_FAULT: u8 = 4;
+
+/// One call. A narrow record ends after [`NARROW_LEN`] bytes.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct RawCall {
+    /// [`KIND_CALL`] or [`KIND_NOTE`].
+    pub kind: u8,
+    /// `FLAG_*`.
+    pub flags: u8,
+    /// Row of the probe table.
+    pub row: u16,
+    /// Return value (`CUresult`).
+    pub result: i32,
+    /// Process.
+    pub tgid: u32,
+    /// Thread.
+    pub tid: u32,
+    /// Entry, nanoseconds of `CLOCK_BOOTTIME`.
+    pub enter_ns: u64,
+    /// Return, nanoseconds of `CLOCK_BOOTTIME`.
+    pub exit_ns: u64,
+    /// Key of the stack at entry; 0 = none taken.
+    pub stack_key: u64,
+    /// Arguments 0 to 2; an out-pointer is replaced by what it pointed to at return.
+    pub words: [u64; NARROW_WORDS],
+    /// Arguments 3 to 5, likewise.
+    pub wide_words: [u64; WORDS - NARROW_WORDS],
+    /// The structure behind the pointer that the cookie names.
+    pub extra: [u64; EXTRA_WORDS],
+}
+
+/// Bytes of a narrow record.
+pub const NARROW_LEN: usize = 64;
+/// Bytes of a wide record.
+pub const WIDE_LEN: usize = 104;
+
+const _: () = {
+    assert!(size_of::<RawCall>() == WIDE_LEN);
+    assert!(core::mem::offset_of!(RawCall, wide_words) == NARROW_LEN);
+    assert!(core::mem::offset_of!(RawCall, enter_ns) == 16);
+};

@@ -1,0 +1,73 @@
+//! What the kernel half must know of a traced function, packed into its probe's attach cookie.
+//!
+//! The grammar, not code, decides what is copied: adding a function needs no new eBPF object.
+
+/// Row of the probe table and what to copy at entry and return.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cookie {
+    /// Row of the probe table, below [`MAX_ROWS`].
+    pub row: u16,
+    /// Bit n: argument n points to an 8-byte result.
+    pub outs: u8,
+    /// Argument that points to a 16-byte structure to copy, if any.
+    pub extra_arg: Option<u8>,
+    /// The structure is a result: copy it at return, not at entry.
+    pub extra_at_exit: bool,
+    /// More than [`crate::call::NARROW_WORDS`] arguments, or a structure, matter.
+    pub wide: bool,
+}
+
+/// Rows that the probe table can have; bounds the clean-up loop of an ended thread.
+pub const MAX_ROWS: u16 = 128;
+
+const EXTRA_NONE: u64 = 7;
+
+impl Cookie {
+    /// Packs into the 64 bits that the kernel hands to the program.
+    pub const fn pack(self) -> u64 {
+        let extra = match self.extra_arg {
+            Some(arg) => arg as u64,
+            None => EXTRA_NONE,
+        };
+        self.row as u64
+            | (self.outs as u64) << 16
+            | extra << 24
+            | (self.extra_at_exit as u64) << 28
+            | (self.wide as u64) << 29
+    }
+
+    /// Reads what [`Cookie::pack`] wrote.
+    pub const fn unpack(bits: u64) -> Self {
+        let extra = bits >> 24 & 7;
+        Self {
+            row: bits as u16,
+            outs: (bits >> 16) as u8,
+            extra_arg: if extra == EXTRA_NONE { None } else { Some(extra as u8) },
+            extra_at_exit: bits >> 28 & 1 == 1,
+            wide: bits >> 29 & 1 == 1,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Cookie;
+
+    #[test]
+    fn packing_round_trips() {
+        for row in [0, 1, 77, 127] {
+            for extra_arg in [None, Some(0), Some(5)] {
+                for bits in 0..4u8 {
+                    let cookie = Cookie {
+                        row,
+                        outs: 0b10_0001,
+                        extra_arg,
+                        extra_at_exit: bits & 1 == 1,
+                        wide: bits & 2 == 2,
+                    };
+                    assert_eq!(Cookie::unpack(cookie.pack()), cookie);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! The life of processes, as the kernel half saw it.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// First traced call of a process.
+pub const KIND_SEEN: u8 = 16;
+/// A known process made a child process.
+pub const KIND_FORK: u8 = 17;
+/// A known process executed a program.
+pub const KIND_EXEC: u8 = 18;
+/// The last thread of a known process ended.
+pub const KIND_EXIT: u8 = 19;
+
+/// One event of a process's life.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct RawLife {
+    /// `KIND_*`.
+    pub kind: u8,
+    /// Padding.
+    pub pad: [u8; 3],
+    /// `wait` status of an exit.
+    pub exit_code: i32,
+    /// The process (the child of a fork).
+    pub tgid: u32,
+    /// Parent of a fork; 0 otherwise.
+    pub parent_tgid: u32,
+    /// When, nanoseconds of `CLOCK_BOOTTIME`.
+    pub ts_ns: u64,
+    /// Start of the process, nanoseconds of `CLOCK_BOOTTIME`; 0 where not read.
+    pub start_ns: u64,
+}
+
+const _: () = assert!(size_of::<RawLife>() == 32);

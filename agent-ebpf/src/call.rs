@@ -1,0 +1,224 @@
+//! Calls: arguments at entry, results at return, paired by (thread, row).
+
+use agent_common::{
+    call::{
+        EXTRA_WORDS, FLAG_OUT_FAULT, FLAG_STRUCT_FAULT, FLAG_WIDE, KIND_CALL, KIND_NOTE,
+        NARROW_LEN, RawCall, WORDS,
+    },
+    cookie::Cookie,
+    loss::Loss,
+};
+use aya_ebpf::{
+    EbpfContext as _,
+    bindings::BPF_NOEXIST,
+    helpers::{
+        bpf_get_current_pid_tgid, bpf_ktime_get_boot_ns, bpf_probe_read_user,
+        generated::bpf_get_attach_cookie,
+    },
+    macros::{map, uprobe, uretprobe},
+    maps::HashMap,
+    programs::{ProbeContext, RetProbeContext},
+};
+use zerocopy::IntoBytes as _;
+
+use crate::{emit, life::note_process, lose::lose};
+
+const EEXIST: i32 = 17; // include/uapi/asm-generic/errno-base.h
+
+/// A call in flight. Keyed by thread alone, a call inside another would lose the outer one.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct PendingKey {
+    ids: u64,
+    row: u64,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Pending {
+    enter_ns: u64,
+    stack_key: u64,
+    words: [u64; WORDS],
+    extra: [u64; EXTRA_WORDS],
+    flags: u64,
+}
+
+/// Calls in flight. Not an LRU map: an eviction would corrupt the account silently.
+#[map]
+static PENDING: HashMap<PendingKey, Pending> = HashMap::with_max_entries(32768, 0);
+
+/// Drops the thread's entry of `row`; true if there was one.
+#[inline(always)]
+pub(crate) fn forget(ids: u64, row: u16) -> bool {
+    PENDING.remove(PendingKey { ids, row: u64::from(row) }).is_ok()
+}
+
+fn cookie(ctx: *mut core::ffi::c_void) -> Cookie {
+    // SAFETY: the context that the kernel handed to this program.
+    Cookie::unpack(unsafe { bpf_get_attach_cookie(ctx) })
+}
+
+fn now_ns() -> u64 {
+    // SAFETY: a helper without arguments.
+    unsafe { bpf_ktime_get_boot_ns() }
+}
+
+#[inline(always)]
+fn arguments(ctx: &ProbeContext) -> [u64; WORDS] {
+    let mut words = [0; WORDS];
+    for (n, word) in words.iter_mut().enumerate() {
+        *word = ctx.arg(n).unwrap_or(0);
+    }
+    words
+}
+
+/// Reads the 16-byte structure at `address`.
+#[inline(always)]
+fn structure(address: u64) -> Result<[u64; EXTRA_WORDS], i32> {
+    // SAFETY: the helper checks the address and fails instead of faulting.
+    unsafe { bpf_probe_read_user(address as *const [u64; EXTRA_WORDS]) }
+}
+
+#[inline(always)]
+fn word_of(words: &[u64; WORDS], index: u8) -> u64 {
+    words.get(usize::from(index)).copied().unwrap_or(0)
+}
+
+/// Entry of a traced function.
+#[uprobe]
+pub(crate) fn call_enter(ctx: ProbeContext) -> u32 {
+    let cookie = cookie(ctx.as_ptr());
+    let ids = bpf_get_current_pid_tgid();
+    let tgid = (ids >> 32) as u32;
+    note_process(tgid);
+    let mut pending = Pending {
+        enter_ns: 0,
+        stack_key: 0,
+        words: arguments(&ctx),
+        extra: [0; EXTRA_WORDS],
+        flags: 0,
+    };
+    if let Some(index) = cookie.extra_arg
+        && !cookie.extra_at_exit
+    {
+        match structure(word_of(&pending.words, index)) {
+            Ok(extra) => pending.extra = extra,
+            Err(_) => {
+                pending.flags |= u64::from(FLAG_STRUCT_FAULT);
+                lose(tgid, Loss::StructFault);
+            }
+        }
+    }
+    let key = PendingKey { ids, row: u64::from(cookie.row) };
+    // The last thing before the function runs: its effect lies between this and the exit time.
+    pending.enter_ns = now_ns();
+    if let Err(error) = PENDING.insert(key, pending, u64::from(BPF_NOEXIST)) {
+        if error == -EEXIST && PENDING.insert(key, pending, 0).is_ok() {
+            lose(tgid, Loss::PendingOverwritten);
+        } else {
+            lose(tgid, Loss::PendingFull);
+        }
+    }
+    0
+}
+
+/// Return of a traced function.
+#[uretprobe]
+pub(crate) fn call_exit(ctx: RetProbeContext) -> u32 {
+    let exit_ns = now_ns();
+    let cookie = cookie(ctx.as_ptr());
+    let ids = bpf_get_current_pid_tgid();
+    let tgid = (ids >> 32) as u32;
+    let key = PendingKey { ids, row: u64::from(cookie.row) };
+    let Some(pending) = PENDING.get_ptr(key) else {
+        lose(tgid, Loss::ExitWithoutEnter);
+        return 0;
+    };
+    // SAFETY: a map value, valid until the program returns; only this thread touches its key.
+    let mut pending = unsafe { *pending };
+    let _ = PENDING.remove(key);
+    let result = ctx.ret::<i64>() as i32;
+    if result == 0 {
+        read_results(&mut pending, cookie, tgid);
+    }
+    let record = RawCall {
+        kind: KIND_CALL,
+        flags: pending.flags as u8 | if cookie.wide { FLAG_WIDE } else { 0 },
+        row: cookie.row,
+        result,
+        tgid,
+        tid: ids as u32,
+        enter_ns: pending.enter_ns,
+        exit_ns,
+        stack_key: pending.stack_key,
+        words: [pending.words[0], pending.words[1], pending.words[2]],
+        wide_words: [pending.words[3], pending.words[4], pending.words[5]],
+        extra: pending.extra,
+    };
+    send(&record, cookie.wide);
+    0
+}
+
+/// Replaces the out-pointers by what they point to. After a failure they hold the caller's garbage.
+#[inline(always)]
+fn read_results(pending: &mut Pending, cookie: Cookie, tgid: u32) {
+    let mut faults = false;
+    for (n, word) in pending.words.iter_mut().enumerate() {
+        if cookie.outs >> n & 1 == 1 {
+            // SAFETY: the helper checks the address and fails instead of faulting.
+            match unsafe { bpf_probe_read_user(*word as *const u64) } {
+                Ok(value) => *word = value,
+                Err(_) => faults = true,
+            }
+        }
+    }
+    if let Some(index) = cookie.extra_arg
+        && cookie.extra_at_exit
+    {
+        match structure(word_of(&pending.words, index)) {
+            Ok(extra) => pending.extra = extra,
+            Err(_) => faults = true,
+        }
+    }
+    if faults {
+        pending.flags |= u64::from(FLAG_OUT_FAULT);
+        lose(tgid, Loss::OutFault);
+    }
+}
+
+fn send(record: &RawCall, wide: bool) {
+    let bytes = record.as_bytes();
+    let sent = if wide { emit::call(bytes) } else { emit::call(&bytes[..NARROW_LEN]) };
+    // Failures are what a post-mortem needs most: they may use the reserved ring.
+    if !sent && !(record.result != 0 && emit::life(bytes)) {
+        lose(record.tgid, Loss::RingFull);
+    }
+}
+
+/// Entry-only probe: for functions that must not have a return probe. Goes to the reserved ring.
+#[uprobe]
+pub(crate) fn note_enter(ctx: ProbeContext) -> u32 {
+    let cookie = cookie(ctx.as_ptr());
+    let ids = bpf_get_current_pid_tgid();
+    let tgid = (ids >> 32) as u32;
+    note_process(tgid);
+    let words = arguments(&ctx);
+    let record = RawCall {
+        kind: KIND_NOTE,
+        flags: FLAG_WIDE,
+        row: cookie.row,
+        result: 0,
+        tgid,
+        tid: ids as u32,
+        enter_ns: now_ns(),
+        exit_ns: 0,
+        stack_key: 0,
+        words: [words[0], words[1], words[2]],
+        wide_words: [words[3], words[4], words[5]],
+        extra: [0; EXTRA_WORDS],
+    };
+    if !emit::life(record.as_bytes()) {
+        lose(tgid, Loss::LifeRingFull);
+    }
+    0
+}

@@ -1,0 +1,23 @@
+//! The two rings. Nobody is woken per record: the agent looks every few milliseconds, and a wake-up
+//! costs the traced program about as much as the whole probe.
+
+use aya_ebpf::{bindings::BPF_RB_NO_WAKEUP, macros::map, maps::RingBuf};
+
+/// Calls. The agent sets the size.
+#[map]
+static CALLS: RingBuf = RingBuf::with_byte_size(1 << 25, 0);
+/// Process life, failures and notes: small, and kept free of the flood of calls.
+#[map]
+static LIFE: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
+
+const NO_WAKEUP: u64 = BPF_RB_NO_WAKEUP as u64;
+
+/// Sends a call; false when the ring is full.
+pub(crate) fn call(bytes: &[u8]) -> bool {
+    CALLS.output::<[u8]>(bytes, NO_WAKEUP).is_ok()
+}
+
+/// Sends to the reserved ring; false when it is full.
+pub(crate) fn life(bytes: &[u8]) -> bool {
+    LIFE.output::<[u8]>(bytes, NO_WAKEUP).is_ok()
+}

@@ -1,0 +1,39 @@
+//! Loss counters: every way to fail is counted, per process where there is room.
+
+use core::intrinsics::{AtomicOrdering, atomic_xadd};
+
+use agent_common::loss::{LOSSES, Loss, LossKey};
+use aya_ebpf::{
+    bindings::BPF_NOEXIST,
+    macros::map,
+    maps::{Array, HashMap},
+};
+
+/// Totals by reason; never full.
+#[map]
+static LOSS_TOTALS: Array<u64> = Array::with_max_entries(LOSSES as u32, 0);
+/// Counts by process and reason, as far as there is room.
+#[map]
+static LOSS_COUNTS: HashMap<LossKey, u64> = HashMap::with_max_entries(8192, 0);
+
+/// Counts one lost thing of process `tgid`. Atomic: probes are preemptible and run on every CPU.
+pub(crate) fn lose(tgid: u32, reason: Loss) {
+    if let Some(total) = LOSS_TOTALS.get_ptr_mut(reason as u32) {
+        add_one(total);
+    }
+    let key = LossKey { tgid, reason: reason as u32 };
+    if let Some(count) = LOSS_COUNTS.get_ptr_mut(key) {
+        add_one(count);
+    } else if LOSS_COUNTS.insert(key, 1u64, u64::from(BPF_NOEXIST)).is_err()
+        && let Some(count) = LOSS_COUNTS.get_ptr_mut(key)
+    {
+        // Another CPU was first.
+        add_one(count);
+    }
+}
+
+fn add_one(counter: *mut u64) {
+    // The library's atomics hide `fetch_add` on this target, whose one atomic instruction this is.
+    // SAFETY: a map value, valid and aligned until the program returns.
+    unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(counter, 1) };
+}

@@ -1,0 +1,98 @@
+//! `PyTorch`'s allocator reports, folded into totals: no ring record for what a map can hold.
+
+use agent_common::{
+    loss::Loss,
+    tensor::{TensorKey, TensorTotals},
+};
+use aya_ebpf::{
+    bindings::BPF_NOEXIST,
+    helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_boot_ns},
+    macros::{map, uprobe},
+    maps::HashMap,
+    programs::ProbeContext,
+};
+
+use crate::{life::note_process, lose::lose};
+
+/// Totals per process and device; the agent removes a process's entries after its end.
+#[map]
+static TENSORS: HashMap<TensorKey, TensorTotals> = HashMap::with_max_entries(16384, 0);
+
+const DEVICE_TYPE_CUDA: u64 = 1; // c10/core/DeviceType.h
+
+/// `reportMemoryUsageToProfiler(ptr, signed size, allocated, reserved, device)`: entry only, since
+/// a return probe on C++ that can throw aborts the process.
+#[uprobe]
+pub(crate) fn tensor_usage(ctx: ProbeContext) -> u32 {
+    let device: u64 = ctx.arg(4).unwrap_or(0);
+    if device & 0xff != DEVICE_TYPE_CUDA {
+        return 0;
+    }
+    let tgid = (bpf_get_current_pid_tgid() >> 32) as u32;
+    note_process(tgid);
+    let key = TensorKey { tgid, ordinal: (device >> 8 & 0xff) as u32 };
+    match totals_of(key) {
+        Some(totals) => update(totals, &ctx),
+        None => lose(tgid, Loss::TensorTableFull),
+    }
+    0
+}
+
+#[inline(always)]
+fn totals_of(key: TensorKey) -> Option<*mut TensorTotals> {
+    if let Some(totals) = TENSORS.get_ptr_mut(key) {
+        return Some(totals);
+    }
+    let empty = TensorTotals {
+        version: 0,
+        last_ns: 0,
+        allocated_bytes: 0,
+        reserved_bytes: 0,
+        peak_allocated_bytes: 0,
+        peak_reserved_bytes: 0,
+        allocs: 0,
+        frees: 0,
+        alloc_bytes: 0,
+        freed_bytes: 0,
+    };
+    // Fails when full or when another CPU was first; the look-up tells which.
+    let _ = TENSORS.insert(key, empty, u64::from(BPF_NOEXIST));
+    TENSORS.get_ptr_mut(key)
+}
+
+#[inline(always)]
+fn update(totals: *mut TensorTotals, ctx: &ProbeContext) {
+    let size: i64 = ctx.arg(1).unwrap_or(0);
+    let allocated: u64 = ctx.arg(2).unwrap_or(0);
+    let reserved: u64 = ctx.arg(3).unwrap_or(0);
+    // SAFETY: a map value, valid until the program returns; PyTorch's lock keeps other writers of
+    // this device out, and readers go by `version`.
+    let totals = unsafe { &mut *totals };
+    let version = totals.version;
+    set(&mut totals.version, version + 1);
+    if size >= 0 {
+        totals.allocs += 1;
+        totals.alloc_bytes += size as u64;
+    } else {
+        totals.frees += 1;
+        totals.freed_bytes += (-size) as u64;
+    }
+    totals.allocated_bytes = allocated;
+    totals.reserved_bytes = reserved;
+    if allocated > totals.peak_allocated_bytes {
+        totals.peak_allocated_bytes = allocated;
+    }
+    if reserved > totals.peak_reserved_bytes {
+        totals.peak_reserved_bytes = reserved;
+    }
+    // SAFETY: a helper without arguments.
+    totals.last_ns = unsafe { bpf_ktime_get_boot_ns() };
+    set(&mut totals.version, version + 2);
+}
+
+/// A store that the compiler may not move or merge.
+#[inline(always)]
+fn set(place: &mut u64, value: u64) {
+    // SAFETY: a valid, aligned reference.
+    unsafe { core::ptr::write_volatile(place, value) };
+}
