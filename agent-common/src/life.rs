@@ -29,6 +29,12 @@ pub struct RawLife {
     pub ts_ns: u64,
     /// Start of the process, nanoseconds of `CLOCK_BOOTTIME`; 0 where not read.
     pub start_ns: u64,
+    /// Real user id; of the parent at a fork.
+    pub uid: u32,
+    /// Padding.
+    pub pad_2: u32,
+    /// Name of the thread that the event happened on, NUL-padded; of the parent at a fork.
+    pub comm: [u8; 16],
 }
 
-const _: () = assert!(size_of::<RawLife>() == 32);
+const _: () = assert!(size_of::<RawLife>() == 56);

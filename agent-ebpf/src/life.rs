@@ -8,7 +8,10 @@ use agent_common::{
     loss::Loss,
 };
 use aya_ebpf::{
-    helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_boot_ns, generated::bpf_get_current_task},
+    helpers::{
+        bpf_get_current_comm, bpf_get_current_pid_tgid, bpf_get_current_uid_gid,
+        bpf_ktime_get_boot_ns, generated::bpf_get_current_task,
+    },
     macros::{map, raw_tracepoint},
     maps::HashMap,
     programs::RawTracePointContext,
@@ -51,6 +54,9 @@ fn event(kind: u8, tgid: u32, task: Task) -> RawLife {
         // SAFETY: a helper without arguments.
         ts_ns: unsafe { bpf_ktime_get_boot_ns() },
         start_ns: task.process_start_ns(),
+        uid: bpf_get_current_uid_gid() as u32,
+        pad_2: 0,
+        comm: bpf_get_current_comm().unwrap_or_default(),
     }
 }
 

@@ -1,0 +1,95 @@
+//! From symbol names to file offsets, once per file.
+
+use std::{fs::File, io, path::Path};
+
+use object::{Object as _, ObjectSegment as _, ObjectSymbol as _, ReadCache};
+use thiserror::Error;
+
+use crate::probes::{Library, rows_of};
+
+/// Why a library's symbols could not be read.
+#[derive(Debug, Error)]
+pub enum ElfError {
+    /// The file is not readable.
+    #[error("open {path}")]
+    Open {
+        /// Which file.
+        path: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// The file is not an ELF file that can be parsed.
+    #[error("parse {path} as an ELF library")]
+    Parse {
+        /// Which file.
+        path: String,
+        /// Why.
+        source: object::Error,
+    },
+}
+
+/// A row of the probe table and where its function starts in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Site {
+    /// Row of the probe table.
+    pub row: u16,
+    /// Offset in the file.
+    pub offset: u64,
+}
+
+/// Finds the library's probed functions among the file's exported symbols. Functions that this
+/// version does not have are left out.
+pub fn sites(path: &Path, library: Library) -> Result<Vec<Site>, ElfError> {
+    let name = || path.display().to_string();
+    let file = File::open(path).map_err(|source| ElfError::Open { path: name(), source })?;
+    let cache = ReadCache::new(file);
+    let elf = object::File::parse(&cache)
+        .map_err(|source| ElfError::Parse { path: name(), source })?;
+    let segments: Vec<_> = elf
+        .segments()
+        .map(|segment| (segment.address(), segment.size(), segment.file_range().0))
+        .collect();
+    let rows: std::collections::HashMap<&str, u16> =
+        rows_of(library).map(|(row, probe)| (probe.symbol, row)).collect();
+    let mut found: Vec<Site> = elf
+        .dynamic_symbols()
+        .filter(|symbol| symbol.is_definition())
+        .filter_map(|symbol| {
+            let row = *rows.get(symbol.name().ok()?)?;
+            let offset = file_offset(&segments, symbol.address())?;
+            Some(Site { row, offset })
+        })
+        .collect();
+    found.sort_unstable_by_key(|site| (site.row, site.offset));
+    found.dedup_by_key(|site| site.row);
+    Ok(found)
+}
+
+/// A symbol's address is not its place in the file: patched libraries differ.
+fn file_offset(segments: &[(u64, u64, u64)], address: u64) -> Option<u64> {
+    segments.iter().find_map(|(start, size, offset)| {
+        (address >= *start && address < start.checked_add(*size)?)
+            .then(|| address - start + offset)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offsets_follow_the_segment_not_the_address() {
+        let segments = [(0, 0x1000, 0), (0x3000, 0x1000, 0x2000)];
+        assert_eq!(file_offset(&segments, 0x10), Some(0x10));
+        assert_eq!(file_offset(&segments, 0x3010), Some(0x2010));
+        assert_eq!(file_offset(&segments, 0x5000), None);
+        assert_eq!(file_offset(&[(u64::MAX, 2, 0)], 5), None);
+    }
+
+    #[test]
+    fn a_file_that_is_no_library_is_a_clear_error() {
+        let error = sites(Path::new("/proc/self/cmdline"), Library::Cuda).unwrap_err();
+        assert!(error.to_string().contains("/proc/self/cmdline"), "{error}");
+        assert!(sites(Path::new("/no/such"), Library::Cuda).is_err());
+    }
+}

@@ -1,0 +1,233 @@
+//! The command line: types only.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Accounts for every byte of GPU memory on a host and names who allocated it.
+#[derive(Debug, Parser)]
+#[command(name = "vramscope", version, max_term_width = 100, subcommand_required = true)]
+#[command(arg_required_else_help = true)]
+pub struct Cli {
+    /// Say more on stderr (twice: per process).
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+    /// Say nothing but errors.
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    pub quiet: bool,
+    /// When to colour.
+    #[arg(long, global = true, value_enum, default_value_t = Color::Auto)]
+    pub color: Color,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// When to colour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Color {
+    /// On a terminal, unless `NO_COLOR` is set.
+    Auto,
+    /// Always.
+    Always,
+    /// Never.
+    Never,
+}
+
+/// The verbs.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a program and record its GPU memory, and its children's.
+    ///
+    /// The program runs as you, in your environment; only the recording half is elevated.
+    #[cfg(feature = "live")]
+    Run(Run),
+    /// Record running processes, and their children, until Ctrl-C.
+    #[cfg(feature = "live")]
+    Attach(Attach),
+    /// Record every process of the host until Ctrl-C: a deliberate choice, since every CUDA program
+    /// on the host meets the probes.
+    #[cfg(feature = "live")]
+    Record(Record),
+    /// Say what a log tells: who holds what, what grew, what failed, what was not seen.
+    Report(Report),
+    /// Check what this machine needs: kernel, privileges, NVML, CUDA libraries.
+    #[cfg(feature = "live")]
+    Doctor(Doctor),
+    /// Seal what a killed recorder left in its journal. Reports do not need it.
+    Recover(Recover),
+    /// Print the log's tables and columns.
+    Schema(Schema),
+    /// Print shell completions.
+    Completions(Completions),
+    /// Print the manual page.
+    Man,
+    /// Wait for the recorder, then become the program (used by `run`).
+    #[cfg(feature = "live")]
+    #[command(name = "__gate", hide = true)]
+    Gate(Gate),
+    /// The elevated half of `run`.
+    #[cfg(feature = "live")]
+    #[command(name = "__agent", hide = true)]
+    Agent(Agent),
+}
+
+/// What every recording verb takes.
+#[derive(Clone, Debug, Args)]
+pub struct Recording {
+    /// Folder for the log; %h is the host, %t the time. Several hosts may share one.
+    #[arg(short, long, value_name = "DIR", default_value = "vramscope-%h-%t")]
+    #[arg(env = "VRAMSCOPE_OUTPUT")]
+    pub output: PathBuf,
+    /// How much to record of PyTorch's tensors.
+    #[arg(long, value_enum, default_value_t = Detail::Totals, env = "VRAMSCOPE_DETAIL")]
+    pub detail: Detail,
+    /// Delete the oldest finished files when the log exceeds this (10GiB, 500m).
+    #[arg(long, value_name = "SIZE", value_parser = crate::units::parse_size)]
+    pub max_disk: Option<u64>,
+    /// Kernel buffer for calls; a larger one survives longer bursts.
+    #[arg(long, value_name = "SIZE", value_parser = crate::units::parse_size)]
+    #[arg(default_value = "32MiB")]
+    pub ring_size: u64,
+    /// Record whole command lines, which may hold secrets.
+    #[arg(long)]
+    pub full_commands: bool,
+}
+
+/// How much is recorded of tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Detail {
+    /// Nothing.
+    Off,
+    /// PyTorch's own totals and peaks per process and device.
+    Totals,
+}
+
+impl Detail {
+    /// The word in the log.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Totals => "totals",
+        }
+    }
+}
+
+/// `vramscope run`.
+#[derive(Debug, Args)]
+pub struct Run {
+    /// Where and what to record.
+    #[command(flatten)]
+    pub recording: Recording,
+    /// The program and its arguments.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub command: Vec<std::ffi::OsString>,
+}
+
+/// `vramscope attach`.
+#[derive(Debug, Args)]
+pub struct Attach {
+    /// Process ids as the host counts them.
+    #[arg(required = true, value_delimiter = ',', value_name = "PID")]
+    pub pids: Vec<std::num::NonZeroU32>,
+    /// Stop after this long (30s, 10m, 2h).
+    #[arg(long, value_name = "TIME", value_parser = crate::units::parse_duration)]
+    pub duration: Option<Duration>,
+    /// Where and what to record.
+    #[command(flatten)]
+    pub recording: Recording,
+}
+
+/// `vramscope record`.
+#[derive(Debug, Args)]
+pub struct Record {
+    /// Stop after this long (30s, 10m, 2h).
+    #[arg(long, value_name = "TIME", value_parser = crate::units::parse_duration)]
+    pub duration: Option<Duration>,
+    /// Where and what to record.
+    #[command(flatten)]
+    pub recording: Recording,
+}
+
+/// `vramscope report`.
+#[derive(Debug, Args)]
+pub struct Report {
+    /// Log folders; also of a running or killed recorder.
+    #[arg(required = true, value_name = "DIR")]
+    pub logs: Vec<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `vramscope doctor`.
+#[cfg(feature = "live")]
+#[derive(Debug, Args)]
+pub struct Doctor {
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// Say nothing; exit 0 if recording is possible here, else 3.
+    #[arg(long)]
+    pub quick: bool,
+}
+
+/// `vramscope recover`.
+#[derive(Debug, Args)]
+pub struct Recover {
+    /// Log folder.
+    #[arg(value_name = "DIR")]
+    pub log: PathBuf,
+}
+
+/// `vramscope schema`.
+#[derive(Debug, Args)]
+pub struct Schema {
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `vramscope completions`.
+#[derive(Debug, Args)]
+pub struct Completions {
+    /// For which shell.
+    #[arg(value_enum)]
+    pub shell: clap_complete::Shell,
+}
+
+/// The gate in front of the program of `run`.
+#[cfg(feature = "live")]
+#[derive(Debug, Args)]
+pub struct Gate {
+    /// Descriptor that says when to go.
+    #[arg(long)]
+    pub fd: i32,
+    /// User to become.
+    #[arg(long, requires = "gid")]
+    pub uid: Option<u32>,
+    /// Group to become.
+    #[arg(long)]
+    pub gid: Option<u32>,
+    /// Supplementary groups.
+    #[arg(long, value_delimiter = ',')]
+    pub groups: Vec<u32>,
+    /// The program and its arguments.
+    #[arg(last = true, required = true)]
+    pub command: Vec<std::ffi::OsString>,
+}
+
+/// The elevated half of `run`.
+#[cfg(feature = "live")]
+#[derive(Debug, Args)]
+pub struct Agent {
+    /// The waiting program.
+    #[arg(long)]
+    pub pid: std::num::NonZeroU32,
+    /// Library folders of the program's environment.
+    #[arg(long)]
+    pub library_path: Option<std::ffi::OsString>,
+    /// Where and what to record.
+    #[command(flatten)]
+    pub recording: Recording,
+}

@@ -1,0 +1,151 @@
+//! What the recording verbs share: starting, waiting, finishing.
+
+use std::{
+    path::Path,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use rustix::process::Signal;
+
+use super::{EXIT_NOTHING_TRACED, output, precondition, say};
+use crate::{
+    cli::Recording,
+    host::Host,
+    live::{Options, Session, Target},
+    units::show_bytes,
+};
+
+/// How often waiting looks whether the processes still run.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Starts a recording, or says what this machine lacks.
+pub(super) fn start(
+    recording: &Recording,
+    folder: &Path,
+    target: Target,
+    verb: &str,
+) -> anyhow::Result<Session> {
+    if !output::is_root() {
+        return Err(precondition(format!(
+            "recording loads eBPF programs and needs root: sudo vramscope {verb} ... \
+             (`vramscope doctor` shows what else this machine needs)"
+        )));
+    }
+    let options = Options {
+        folder: folder.to_owned(),
+        owner: output::sudo_owner().map(|owner| (owner.uid, owner.gid)),
+        target,
+        detail: recording.detail,
+        max_disk_bytes: recording.max_disk,
+        ring_bytes: ring_bytes(recording.ring_size),
+        full_commands: recording.full_commands,
+        command: verb.to_owned(),
+    };
+    Session::start(options)
+}
+
+/// The kernel wants a power of two of at least a page.
+fn ring_bytes(asked: u64) -> u32 {
+    asked.clamp(4096, 1 << 30).next_power_of_two() as u32
+}
+
+/// Tells where the log grows and how to end.
+pub(super) fn say_started(folder: &Path, what: &str, duration: Option<Duration>) {
+    let until = match duration {
+        Some(duration) => format!("for {} s", duration.as_secs_f64()),
+        None => "until Ctrl-C".to_owned(),
+    };
+    say(&format!("recording {what} {until}; log {}", folder.display()));
+}
+
+/// Waits for Ctrl-C, SIGTERM, the end of the time, or of all `pids` (where there are any).
+pub(super) fn wait(duration: Option<Duration>, pids: &[u32]) -> anyhow::Result<()> {
+    runtime()?.block_on(async {
+        let deadline = duration.map(|duration| Instant::now() + duration);
+        let mut signals = Signals::new()?;
+        let host = Host::live();
+        loop {
+            tokio::select! {
+                () = signals.next() => return Ok(()),
+                () = tokio::time::sleep(LOOK) => {}
+            }
+            let time_is_up = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+            let all_ended = !pids.is_empty() && pids.iter().all(|pid| !runs(&host, *pid));
+            if time_is_up || all_ended {
+                return Ok(());
+            }
+        }
+    })
+}
+
+fn runs(host: &Host, pid: u32) -> bool {
+    host.stat(pid).is_some_and(|stat| !matches!(stat.state, 'Z' | 'X'))
+}
+
+/// A runtime for signals and timers.
+pub(super) fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("start the runtime for signals and timers")
+}
+
+/// The signals that end a recording.
+pub(super) struct Signals {
+    interrupt: tokio::signal::unix::Signal,
+    terminate: tokio::signal::unix::Signal,
+    hangup: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    /// Catches them from here on.
+    pub(super) fn new() -> anyhow::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt()).context("catch SIGINT")?,
+            terminate: signal(SignalKind::terminate()).context("catch SIGTERM")?,
+            hangup: signal(SignalKind::hangup()).context("catch SIGHUP")?,
+        })
+    }
+
+    /// Waits for one.
+    pub(super) async fn next(&mut self) {
+        self.next_signal().await;
+    }
+
+    /// Waits for one and says which.
+    pub(super) async fn next_signal(&mut self) -> Signal {
+        tokio::select! {
+            _ = self.interrupt.recv() => Signal::INT,
+            _ = self.terminate.recv() => Signal::TERM,
+            _ = self.hangup.recv() => Signal::HUP,
+        }
+    }
+}
+
+/// Ends the recording and says what was seen, what was not, and what to type next.
+pub(super) fn finish(session: &mut Session, folder: &Path) -> anyhow::Result<ExitCode> {
+    let summary = session.stop()?;
+    let lost = match summary.lost {
+        0 => "nothing lost".to_owned(),
+        lost => format!("{lost} LOST (the report says what)"),
+    };
+    say(&format!(
+        "{} events of {} process(es), {lost}; {} in {}",
+        summary.events,
+        summary.processes,
+        show_bytes(summary.log_bytes as i64),
+        folder.display(),
+    ));
+    if summary.processes == 0 {
+        say(
+            "no process called CUDA's driver library while recording. Was it the right process? \
+             `vramscope doctor` lists the libcuda copies of this host.",
+        );
+        return Ok(ExitCode::from(EXIT_NOTHING_TRACED));
+    }
+    say(&format!("next: vramscope report {}", folder.display()));
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,306 @@
+//! The kernel half, loaded: the only place that uses `aya::Ebpf`.
+
+pub mod btf;
+
+use std::{num::NonZeroU32, path::Path};
+
+use agent_common::{
+    cookie::Cookie,
+    loss::{LOSSES, Loss},
+    tensor::{TensorKey, TensorTotals},
+};
+use aya::{
+    Ebpf, EbpfLoader, include_bytes_aligned,
+    maps::{Array, HashMap, MapData, RingBuf},
+    programs::{
+        RawTracePoint, UProbe,
+        uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLink, UProbeScope},
+    },
+};
+use thiserror::Error;
+use zerocopy::IntoBytes as _;
+
+use crate::probes::{PROBES, Programs};
+
+#[cfg(target_arch = "x86_64")]
+static OBJECT: &[u8] = include_bytes_aligned!("../../ebpf-objects/vramscope-x86_64.bpf.o");
+#[cfg(target_arch = "aarch64")]
+static OBJECT: &[u8] = include_bytes_aligned!("../../ebpf-objects/vramscope-aarch64.bpf.o");
+
+/// Bit of a followed process: its children are followed too. Same as in the kernel half.
+pub const FOLLOW_CHILDREN: u32 = 1;
+
+/// Default size of the ring of calls: a second of 400,000 calls with nobody reading.
+pub const RING_BYTES: u32 = 1 << 25;
+
+/// Why the kernel half is not running.
+#[derive(Debug, Error)]
+pub enum KernelError {
+    /// No offsets.
+    #[error(transparent)]
+    Btf(#[from] btf::BtfError),
+    /// The kernel refused the object.
+    #[error("load the eBPF programs (needs root, or CAP_BPF and CAP_PERFMON; see `vramscope doctor`)")]
+    Load(#[source] Box<aya::EbpfError>),
+    /// A part that the object must have.
+    #[error("the eBPF object has no usable {0}")]
+    Part(&'static str),
+    /// The kernel refused a program.
+    #[error("load or attach the eBPF program {program}")]
+    Program {
+        /// Its name.
+        program: &'static str,
+        /// Why.
+        source: Box<aya::programs::ProgramError>,
+    },
+    /// A map operation failed.
+    #[error("use the eBPF map {map}")]
+    Map {
+        /// Its name.
+        map: &'static str,
+        /// Why.
+        source: aya::maps::MapError,
+    },
+}
+
+/// Probes of one file in one scope; dropping them detaches.
+#[derive(Debug, Default)]
+pub struct Links(Vec<UProbeLink>);
+
+impl Links {
+    /// Number of probe programs attached.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Nothing is attached.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// Whose calls a probe reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// Every process that maps the file.
+    Host,
+    /// One process (its task, so an exec keeps it; a fork does not).
+    Process(NonZeroU32),
+}
+
+/// The two rings, for the reader thread.
+#[expect(missing_debug_implementations, reason = "aya's maps have none")]
+pub struct Rings {
+    /// Calls.
+    pub calls: RingBuf<MapData>,
+    /// Process life, failures and notes.
+    pub life: RingBuf<MapData>,
+}
+
+/// The loaded programs and the maps that are written from here.
+#[derive(Debug)]
+pub struct Kernel {
+    ebpf: Ebpf,
+    known: HashMap<MapData, u32, u32>,
+}
+
+fn map_error(map: &'static str) -> impl Fn(aya::maps::MapError) -> KernelError {
+    move |source| KernelError::Map { map, source }
+}
+
+fn program_error(
+    program: &'static str,
+) -> impl Fn(aya::programs::ProgramError) -> KernelError {
+    move |source| KernelError::Program { program, source: Box::new(source) }
+}
+
+/// Takes a map out of the object.
+fn take<T: TryFrom<aya::maps::Map, Error = aya::maps::MapError>>(
+    ebpf: &mut Ebpf,
+    name: &'static str,
+) -> Result<T, KernelError> {
+    let map = ebpf.take_map(name).ok_or(KernelError::Part(name))?;
+    T::try_from(map).map_err(map_error(name))
+}
+
+const UPROBES: [&str; 3] = ["call_enter", "call_exit", "tensor_usage"];
+const LIFE: [(&str, &str); 3] = [
+    ("process_fork", "sched_process_fork"),
+    ("process_exec", "sched_process_exec"),
+    ("process_exit", "sched_process_exit"),
+];
+
+impl Kernel {
+    /// Loads the programs and follows process life; no probe is attached yet.
+    pub fn load(ring_bytes: u32) -> Result<Self, KernelError> {
+        let offsets = btf::offsets(&btf::Btf::of_kernel()?)?;
+        let rows = PROBES.len() as u16;
+        let mut ebpf = EbpfLoader::new()
+            .override_global("OFFSETS", offsets.as_bytes(), true)
+            .override_global("ROWS", &rows, true)
+            .map_max_entries("CALLS", ring_bytes)
+            .load(OBJECT)
+            .map_err(|source| KernelError::Load(Box::new(source)))?;
+        for name in UPROBES {
+            program(&mut ebpf, name)?.load().map_err(program_error(name))?;
+        }
+        for (name, tracepoint) in LIFE {
+            let program: &mut RawTracePoint = ebpf
+                .program_mut(name)
+                .and_then(|program| program.try_into().ok())
+                .ok_or(KernelError::Part(name))?;
+            program.load().map_err(program_error(name))?;
+            program.attach(tracepoint).map_err(program_error(name))?;
+        }
+        let known = take(&mut ebpf, "KNOWN")?;
+        Ok(Self { ebpf, known })
+    }
+
+    /// The rings; once.
+    pub fn take_rings(&mut self) -> Result<Rings, KernelError> {
+        Ok(Rings { calls: take(&mut self.ebpf, "CALLS")?, life: take(&mut self.ebpf, "LIFE")? })
+    }
+
+    /// The counters and totals; once.
+    pub fn take_counters(&mut self) -> Result<Counters, KernelError> {
+        Ok(Counters {
+            loss_totals: take(&mut self.ebpf, "LOSS_TOTALS")?,
+            losses: take(&mut self.ebpf, "LOSS_COUNTS")?,
+            tensors: take(&mut self.ebpf, "TENSORS")?,
+        })
+    }
+
+    /// Follows a process's life (`FOLLOW_CHILDREN` or 0) before its first call.
+    pub fn follow(&mut self, tgid: u32, flags: u32) -> Result<(), KernelError> {
+        self.known.insert(tgid, flags, 0).map_err(map_error("KNOWN"))
+    }
+
+    /// Attaches the programs of one row at a file offset.
+    pub fn attach(
+        &mut self,
+        file: &Path,
+        row: u16,
+        offset: u64,
+        scope: Scope,
+        links: &mut Links,
+    ) -> Result<(), KernelError> {
+        let Some(probe) = PROBES.get(usize::from(row)) else {
+            return Err(KernelError::Part("row of the probe table"));
+        };
+        let cookie = probe.cookie(row);
+        match probe.programs() {
+            // The return probe first: an entry without it would stay pending for ever.
+            Programs::Pair => {
+                self.attach_one("call_exit", file, cookie, offset, scope, links)?;
+                self.attach_one("call_enter", file, cookie, offset, scope, links)
+            }
+            Programs::Tensor => {
+                self.attach_one("tensor_usage", file, cookie, offset, scope, links)
+            }
+        }
+    }
+
+    fn attach_one(
+        &mut self,
+        name: &'static str,
+        file: &Path,
+        cookie: Cookie,
+        offset: u64,
+        scope: Scope,
+        links: &mut Links,
+    ) -> Result<(), KernelError> {
+        let scope = match scope {
+            Scope::Host => UProbeScope::AllProcesses,
+            Scope::Process(pid) => UProbeScope::OneProcess(pid),
+        };
+        let location = UProbeAttachLocation::AbsoluteOffset(offset);
+        let point = UProbeAttachPoint { location, cookie: Some(cookie.pack()) };
+        let program = program(&mut self.ebpf, name)?;
+        let id = program.attach(point, file, scope).map_err(program_error(name))?;
+        links.0.push(program.take_link(id).map_err(program_error(name))?);
+        Ok(())
+    }
+}
+
+fn program<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut UProbe, KernelError> {
+    ebpf.program_mut(name)
+        .and_then(|program| program.try_into().ok())
+        .ok_or(KernelError::Part(name))
+}
+
+/// Loss counters and `PyTorch` totals, polled.
+#[expect(missing_debug_implementations, reason = "aya's maps have none")]
+pub struct Counters {
+    loss_totals: Array<MapData, u64>,
+    losses: HashMap<MapData, [u32; 2], u64>,
+    tensors: HashMap<MapData, [u32; 2], [u64; 10]>,
+}
+
+/// A loss counter of one process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessLoss {
+    /// Process.
+    pub tgid: u32,
+    /// Reason.
+    pub reason: Loss,
+    /// Times since the agent started.
+    pub count: u64,
+}
+
+impl Counters {
+    /// Totals by reason, in the order of [`Loss::ALL`].
+    pub fn loss_totals(&self) -> Result<[u64; LOSSES], KernelError> {
+        let mut totals = [0; LOSSES];
+        for (total, reason) in totals.iter_mut().zip(Loss::ALL) {
+            *total =
+                self.loss_totals.get(&(*reason as u32), 0).map_err(map_error("LOSS_TOTALS"))?;
+        }
+        Ok(totals)
+    }
+
+    /// Counters per process, as far as the kernel had room for them.
+    pub fn losses(&self) -> Vec<ProcessLoss> {
+        self.losses
+            .iter()
+            .flatten()
+            .filter_map(|([tgid, reason], count)| {
+                let reason = *Loss::ALL.get(reason as usize)?;
+                Some(ProcessLoss { tgid, reason, count })
+            })
+            .collect()
+    }
+
+    /// `PyTorch` totals per process and device. A copy taken during an update is taken again.
+    pub fn tensors(&self) -> Vec<(TensorKey, TensorTotals)> {
+        let keys: Vec<[u32; 2]> = self.tensors.keys().flatten().collect();
+        keys.into_iter()
+            .filter_map(|key| {
+                let totals = self.stable_totals(key)?;
+                Some((TensorKey { tgid: key[0], ordinal: key[1] }, totals))
+            })
+            .collect()
+    }
+
+    fn stable_totals(&self, key: [u32; 2]) -> Option<TensorTotals> {
+        for _ in 0..8 {
+            let first = self.tensors.get(&key, 0).ok()?;
+            let second = self.tensors.get(&key, 0).ok()?;
+            if first == second && first[0].is_multiple_of(2) {
+                return Some(zerocopy::transmute!(first));
+            }
+        }
+        None
+    }
+
+    /// Drops an ended process's counters.
+    pub fn forget(&mut self, tgid: u32) {
+        let ours = |keys: Vec<[u32; 2]>| keys.into_iter().filter(move |key| key[0] == tgid);
+        for key in ours(self.tensors.keys().flatten().collect()) {
+            // Fails only where the entry is gone already.
+            drop(self.tensors.remove(&key));
+        }
+        for key in ours(self.losses.keys().flatten().collect()) {
+            drop(self.losses.remove(&key));
+        }
+    }
+}

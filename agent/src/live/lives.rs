@@ -1,0 +1,143 @@
+//! Which process a tgid means at a time: pids are reused.
+
+use std::collections::HashMap;
+
+use ledger::{call::ProcId, rows::ProcessRow};
+
+/// Nanoseconds of a clock tick of `/proc/PID/stat` (`USER_HZ` is 100 on every architecture that we
+/// run on).
+const TICK_NS: u64 = 10_000_000;
+/// How long an ended life is kept for records that are still under way.
+const KEEP_NS: u64 = 10_000_000_000;
+
+/// One life of a pid.
+#[derive(Clone, Debug)]
+pub struct Life {
+    /// Its key.
+    pub proc_id: ProcId,
+    /// Host pid.
+    pub tgid: u32,
+    /// Start, `CLOCK_BOOTTIME`.
+    pub start_ns: u64,
+    /// End, `CLOCK_BOOTTIME`, once seen.
+    pub ended_ns: Option<u64>,
+    /// Its row, once it made its first traced call.
+    pub row: Option<ProcessRow>,
+    /// It used CUDA, or may have, before its probes were in place.
+    pub late: bool,
+    /// When its probes were in place, epoch nanoseconds.
+    pub attached_ns: Option<i64>,
+}
+
+/// Lives by tgid, the latest last.
+#[derive(Debug)]
+pub struct Lives {
+    boot_id: String,
+    lives: HashMap<u32, Vec<Life>>,
+}
+
+impl Lives {
+    /// None yet.
+    pub fn new(boot_id: &str) -> Self {
+        Self { boot_id: boot_id.to_owned(), lives: HashMap::new() }
+    }
+
+    /// The life of `tgid` that started at `start_ns`, made if new.
+    pub fn begin(&mut self, tgid: u32, start_ns: u64) -> &mut Life {
+        let proc_id = ProcId::new(&self.boot_id, tgid, start_ns / TICK_NS);
+        let lives = self.lives.entry(tgid).or_default();
+        let at = lives.iter().position(|life| life.proc_id == proc_id).unwrap_or_else(|| {
+            lives.push(Life {
+                proc_id,
+                tgid,
+                start_ns,
+                ended_ns: None,
+                row: None,
+                late: false,
+                attached_ns: None,
+            });
+            lives.sort_by_key(|life| life.start_ns);
+            lives.iter().position(|life| life.proc_id == proc_id).unwrap_or(0)
+        });
+        &mut lives[at]
+    }
+
+    /// Whose life a record of `tgid` at `ts_ns` belongs to.
+    pub fn at(&mut self, tgid: u32, ts_ns: u64) -> Option<&mut Life> {
+        let lives = self.lives.get_mut(&tgid)?;
+        // The start is known to a tick only where it came from /proc.
+        let at = lives.iter().rposition(|life| life.start_ns <= ts_ns + TICK_NS)?;
+        lives.get_mut(at)
+    }
+
+    /// [`Lives::at`], or a life that begins with the record.
+    pub fn at_or_begin(&mut self, tgid: u32, ts_ns: u64) -> &mut Life {
+        let start_ns = self.at(tgid, ts_ns).map_or(ts_ns, |life| life.start_ns);
+        self.begin(tgid, start_ns)
+    }
+
+    /// The latest life of `tgid` that has not ended.
+    pub fn current(&mut self, tgid: u32) -> Option<&mut Life> {
+        self.lives.get_mut(&tgid)?.last_mut().filter(|life| life.ended_ns.is_none())
+    }
+
+    /// A life by its key.
+    pub fn by_id(&mut self, proc_id: ProcId) -> Option<&mut Life> {
+        self.lives.values_mut().flatten().find(|life| life.proc_id == proc_id)
+    }
+
+    /// Every life that has not ended and made a traced call.
+    pub fn running(&self) -> impl Iterator<Item = &Life> {
+        self.lives.values().flatten().filter(|life| life.ended_ns.is_none() && life.row.is_some())
+    }
+
+    /// Every life that made a traced call.
+    pub fn traced(&self) -> usize {
+        self.lives.values().flatten().filter(|life| life.row.is_some()).count()
+    }
+
+    /// Drops lives that ended long before `now_ns`.
+    pub fn tidy(&mut self, now_ns: u64) {
+        self.lives.retain(|_, lives| {
+            lives.retain(|life| life.ended_ns.is_none_or(|end| now_ns < end + KEEP_NS));
+            !lives.is_empty()
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reused_pid_is_told_apart_by_time() {
+        let mut lives = Lives::new("boot");
+        let first = lives.begin(7, 1_000_000_000).proc_id;
+        lives.at(7, 1_500_000_000).unwrap().ended_ns = Some(2_000_000_000);
+        let second = lives.begin(7, 3_000_000_000).proc_id;
+        assert_ne!(first, second);
+        assert_eq!(lives.at(7, 1_900_000_000).unwrap().proc_id, first);
+        assert_eq!(lives.at(7, 3_000_000_001).unwrap().proc_id, second);
+        assert_eq!(lives.current(7).unwrap().proc_id, second);
+        assert!(lives.at(8, 5).is_none());
+    }
+
+    #[test]
+    fn an_ended_life_stays_for_late_records_and_goes() {
+        let mut lives = Lives::new("boot");
+        lives.begin(7, 1_000_000_000).ended_ns = Some(2_000_000_000);
+        lives.tidy(3_000_000_000);
+        assert!(lives.at(7, 1_500_000_000).is_some());
+        assert!(lives.current(7).is_none());
+        lives.tidy(20_000_000_000);
+        assert!(lives.at(7, 1_500_000_000).is_none());
+    }
+
+    #[test]
+    fn a_start_from_proc_and_one_from_the_kernel_are_one_life() {
+        let mut lives = Lives::new("boot");
+        let from_kernel = lives.begin(7, 1_234_567_890).proc_id;
+        assert_eq!(lives.begin(7, 1_230_000_000).proc_id, from_kernel);
+        assert_eq!(lives.running().count(), 0);
+    }
+}

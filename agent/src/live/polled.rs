@@ -1,0 +1,183 @@
+//! What the kernel half only counts: losses and `PyTorch` totals, looked at four times a second.
+
+use std::collections::HashMap;
+
+use agent_common::{
+    loss::Loss,
+    tensor::{TensorKey, TensorTotals},
+};
+use ledger::{
+    call::Level,
+    rows::{LossRow, ProcessSampleRow, SiteUsageRow},
+};
+
+use super::{books::Books, lives::Lives};
+use crate::{
+    clock::{self, Anchor},
+    kernel::{Counters, ProcessLoss},
+};
+
+/// The counters and what they were.
+#[expect(missing_debug_implementations, reason = "aya's maps have none")]
+pub struct Polled {
+    counters: Counters,
+    losses: HashMap<(u32, &'static str), u64>,
+    unattributed: HashMap<&'static str, u64>,
+    totals: HashMap<(u32, u32), TensorTotals>,
+    last_ns: i64,
+}
+
+impl Polled {
+    /// Nothing seen yet.
+    pub fn new(counters: Counters) -> Self {
+        Self {
+            counters,
+            losses: HashMap::new(),
+            unattributed: HashMap::new(),
+            totals: HashMap::new(),
+            last_ns: clock::epoch_ns(),
+        }
+    }
+
+    /// Rows for what was lost since the last time.
+    pub fn losses(&mut self, lives: &mut Lives, anchor: &Anchor) -> Vec<LossRow> {
+        let now_ns = clock::epoch_ns();
+        let window_start_ns = std::mem::replace(&mut self.last_ns, now_ns);
+        let mut rows: Vec<LossRow> = Vec::new();
+        let boot_ns = (now_ns - anchor.offset_ns()) as u64;
+        for ProcessLoss { tgid, reason, count } in self.counters.losses() {
+            let before = self.losses.insert((tgid, reason.as_str()), count).unwrap_or(0);
+            if count > before {
+                rows.push(LossRow {
+                    ts_ns: now_ns,
+                    window_start_ns,
+                    proc_id: lives.at(tgid, boot_ns).map(|life| life.proc_id.0),
+                    pid: Some(tgid as i32),
+                    reason: reason.as_str().to_owned(),
+                    count: (count - before) as i64,
+                    bytes: None,
+                });
+            }
+        }
+        rows.extend(self.unattributed(now_ns, window_start_ns));
+        rows
+    }
+
+    /// Losses for whose process the kernel had no room: the totals less what was attributed.
+    fn unattributed(&mut self, now_ns: i64, window_start_ns: i64) -> Vec<LossRow> {
+        let Ok(totals) = self.counters.loss_totals() else { return Vec::new() };
+        let mut rows = Vec::new();
+        for (reason, total) in Loss::ALL.iter().zip(totals) {
+            let reason = reason.as_str();
+            let attributed: u64 = self
+                .losses
+                .iter()
+                .filter(|((_, of), _)| *of == reason)
+                .map(|(_, count)| *count)
+                .sum();
+            let seen = self.unattributed.entry(reason).or_default();
+            let rest = total.saturating_sub(attributed);
+            if rest > *seen {
+                rows.push(LossRow {
+                    ts_ns: now_ns,
+                    window_start_ns,
+                    proc_id: None,
+                    pid: None,
+                    reason: reason.to_owned(),
+                    count: (rest - *seen) as i64,
+                    bytes: None,
+                });
+                *seen = rest;
+            }
+        }
+        rows
+    }
+
+    /// `PyTorch`'s last known totals of a process on a device.
+    pub fn totals_of(&self, tgid: u32, ordinal: Option<i32>) -> Option<TensorTotals> {
+        let ordinal = u32::try_from(ordinal?).ok()?;
+        self.totals.get(&(tgid, ordinal)).copied()
+    }
+
+    /// Totals that changed since the last time.
+    fn changed(&mut self, only: Option<u32>) -> Vec<(TensorKey, TensorTotals)> {
+        let mut changed = Vec::new();
+        for (key, totals) in self.counters.tensors() {
+            if only.is_some_and(|tgid| tgid != key.tgid) {
+                continue;
+            }
+            let before = self.totals.insert((key.tgid, key.ordinal), totals);
+            if before.is_none_or(|before| before.version != totals.version) {
+                changed.push((key, totals));
+            }
+        }
+        changed
+    }
+
+    /// Drops an ended process's counters, here and in the kernel. Its losses stay counted.
+    pub fn forget(&mut self, tgid: u32) {
+        self.counters.forget(tgid);
+        self.totals.retain(|(of, _), _| *of != tgid);
+        // The kernel's totals keep these, so they must not turn up as somebody else's.
+        for ((_, reason), count) in self.losses.extract_if(|(of, _), _| *of == tgid) {
+            *self.unattributed.entry(reason).or_default() += count;
+        }
+    }
+}
+
+impl Books {
+    /// Writes `PyTorch`'s totals where they changed: of one process, or of all.
+    pub(super) fn write_totals(&mut self, only: Option<u32>) {
+        for (key, totals) in self.polled.changed(only) {
+            let Some(life) = self.lives.at(key.tgid, totals.last_ns) else { continue };
+            let proc_id = life.proc_id.0;
+            let ordinal = key.ordinal as i32;
+            let device = self.opening.devices.of(life.proc_id, ordinal);
+            let ts_ns = self.opening.anchor.epoch(totals.last_ns);
+            let (nvml_index, gpu_uuid) =
+                device.map(|device| (device.nvml_index, device.gpu_uuid)).unzip();
+            self.add(usage_row(&totals, ts_ns, proc_id, nvml_index, gpu_uuid.clone(), ordinal));
+            self.add(ProcessSampleRow {
+                ts_ns,
+                proc_id,
+                pid: key.tgid as i32,
+                nvml_index,
+                gpu_uuid,
+                torch_allocated_bytes: Some(totals.allocated_bytes as i64),
+                torch_reserved_bytes: Some(totals.reserved_bytes as i64),
+                torch_peak_allocated_bytes: Some(totals.peak_allocated_bytes as i64),
+                torch_peak_reserved_bytes: Some(totals.peak_reserved_bytes as i64),
+                ..ProcessSampleRow::default()
+            });
+        }
+    }
+}
+
+fn usage_row(
+    totals: &TensorTotals,
+    ts_ns: i64,
+    proc_id: i64,
+    nvml_index: Option<i32>,
+    gpu_uuid: Option<String>,
+    ordinal: i32,
+) -> SiteUsageRow {
+    let live = totals.allocated_bytes as i64;
+    // Known only where every block since the first was seen.
+    let complete = totals.alloc_bytes.wrapping_sub(totals.freed_bytes) == totals.allocated_bytes;
+    SiteUsageRow {
+        ts_ns,
+        proc_id,
+        nvml_index,
+        gpu_uuid,
+        cuda_ordinal: Some(ordinal),
+        level: Level::Tensor.as_str().to_owned(),
+        stack_id: 0,
+        live_bytes: live,
+        live_count: complete.then(|| totals.allocs as i64 - totals.frees as i64),
+        allocated_bytes: totals.alloc_bytes as i64,
+        freed_bytes: totals.freed_bytes as i64,
+        allocs: totals.allocs as i64,
+        frees: totals.frees as i64,
+        backward_pass: None,
+    }
+}

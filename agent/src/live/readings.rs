@@ -1,0 +1,228 @@
+//! NVML's figures, each held against the account of the same moment.
+
+use std::collections::{BTreeMap, HashMap};
+
+use ledger::{
+    account::breakdown::Moment,
+    call::{Level, ProcId},
+    rows::{DeviceSampleRow, ProcessSampleRow},
+};
+
+use super::books::Books;
+use crate::nvml::{ProcessReading, Sample};
+
+/// Readings that wait for the account to reach their time.
+const MAX_WAITING: usize = 4096;
+
+/// One device's processes at one moment.
+#[derive(Clone, Debug)]
+pub struct Reading {
+    /// When the call began.
+    pub ts_ns: i64,
+    /// How long it took.
+    pub read_ns: i64,
+    /// The device.
+    pub gpu_uuid: String,
+    /// Its processes; `None` where NVML does not say.
+    pub processes: Option<Vec<ProcessReading>>,
+}
+
+/// What is known of devices, baselines and libraries.
+#[derive(Debug, Default)]
+pub struct Readings {
+    waiting: BTreeMap<(i64, String), Reading>,
+    devices: HashMap<String, DeviceSampleRow>,
+    baselines: HashMap<(ProcId, String), i64>,
+    probes: HashMap<String, (i32, i32)>,
+}
+
+impl Readings {
+    /// The oldest reading that ended before `until_ns`.
+    pub fn next_before(&mut self, until_ns: i64) -> Option<Reading> {
+        let first = self.waiting.first_entry()?;
+        let reading = first.get();
+        (reading.ts_ns + reading.read_ns <= until_ns).then(|| first.remove())
+    }
+
+    /// Used and total bytes of a device by its last sample.
+    pub fn device(&self, uuid: &str) -> Option<(Option<i64>, Option<i64>)> {
+        self.devices.get(uuid).map(|row| (row.used_bytes, row.total_bytes))
+    }
+
+    /// A library was probed.
+    pub fn attached(&mut self, path: &str, probes: i32, available: i32) {
+        self.probes.insert(path.to_owned(), (probes, available));
+    }
+
+    /// Functions probed and functions of the table in a library.
+    pub fn probes_of(&self, path: &str) -> Option<(i32, i32)> {
+        self.probes.get(path).copied()
+    }
+
+    /// Forgets an ended process.
+    pub fn forget(&mut self, proc_id: ProcId) {
+        self.baselines.retain(|(of, _), _| *of != proc_id);
+    }
+}
+
+impl Books {
+    /// Takes a sample in.
+    pub(super) fn sample(&mut self, sample: Sample) {
+        match sample {
+            Sample::Device(row) => {
+                self.readings.devices.insert(row.gpu_uuid.clone(), row.clone());
+                self.add(row);
+            }
+            Sample::Note(row) => self.add(row),
+            Sample::Processes { slot, ts_ns, read_ns, readings } => {
+                let Some(gpu) = self.opening.devices.gpus().get(slot) else { return };
+                let gpu_uuid = gpu.uuid.clone();
+                if self.readings.waiting.len() < MAX_WAITING {
+                    let key = (ts_ns, gpu_uuid.clone());
+                    let reading = Reading { ts_ns, read_ns, gpu_uuid, processes: readings };
+                    self.readings.waiting.insert(key, reading);
+                } else {
+                    self.lost(None, "reading_dropped", 1, None);
+                }
+            }
+        }
+    }
+
+    /// Live device-level bytes of every process on a device.
+    pub(super) fn live_device(&self, gpu_uuid: &str) -> HashMap<i64, i64> {
+        self.state
+            .processes()
+            .map(|(proc_id, _)| (proc_id, self.live_on(proc_id, gpu_uuid, Level::Device)))
+            .collect()
+    }
+
+    fn live_on(&self, proc_id: i64, gpu_uuid: &str, level: Level) -> i64 {
+        let devices = self.state.process(proc_id).map(|process| process.devices());
+        devices
+            .unwrap_or_default()
+            .iter()
+            .filter(|device| device.gpu_uuid.as_deref() == Some(gpu_uuid))
+            .map(|device| device.usage(level).live_bytes)
+            .sum()
+    }
+
+    /// Writes what a reading tells. It counts for the breakdown only where the account's device
+    /// bytes were equal before and after NVML's call.
+    pub(super) fn reading(
+        &mut self,
+        reading: &Reading,
+        before: &HashMap<i64, i64>,
+        after: &HashMap<i64, i64>,
+    ) {
+        let Some(processes) = reading.processes.as_deref() else { return };
+        self.set_baselines(reading, processes, after);
+        for process in processes {
+            let Some(proc_id) = self.whose(process.pid, reading.ts_ns) else { continue };
+            let steady = before.get(&proc_id.0) == after.get(&proc_id.0);
+            let live = after.get(&proc_id.0).copied().unwrap_or(0);
+            self.write_sample(reading, process, proc_id, steady.then_some(live));
+            if steady {
+                self.write_breakdown(reading, process, proc_id);
+            }
+        }
+    }
+
+    /// The traced process of a pid. A process that was met by NVML first is introduced.
+    fn whose(&mut self, pid: u32, ts_ns: i64) -> Option<ProcId> {
+        let boot_ns = (ts_ns - self.opening.anchor.offset_ns()) as u64;
+        let host_wide = self.opening.host_wide;
+        let life = self.lives.at(pid, boot_ns).filter(|life| life.ended_ns.is_none());
+        let (proc_id, known) = match life {
+            Some(life) => (life.proc_id, life.row.is_some()),
+            None if host_wide => {
+                let start_ns = self.opening.host.start_boot_ns(pid)?;
+                let life = self.lives.begin(pid, start_ns);
+                life.late = true;
+                (life.proc_id, false)
+            }
+            None => return None,
+        };
+        if !known && host_wide {
+            self.announce(pid, proc_id);
+        }
+        (known || host_wide).then_some(proc_id)
+    }
+
+    /// What NVML charges to late processes at the first reading is what they held before, and what
+    /// was allocated since.
+    fn set_baselines(
+        &mut self,
+        reading: &Reading,
+        processes: &[ProcessReading],
+        live: &HashMap<i64, i64>,
+    ) {
+        let late: Vec<(ProcId, u32)> = self
+            .lives
+            .running()
+            .filter(|life| life.late)
+            .map(|life| (life.proc_id, life.tgid))
+            .collect();
+        for (proc_id, tgid) in late {
+            let listed = processes.iter().find(|process| process.pid == tgid);
+            let used = match listed {
+                Some(process) => process.used_bytes,
+                None => Some(0),
+            };
+            if let Some(used) = used {
+                let since = live.get(&proc_id.0).copied().unwrap_or(0);
+                let key = (proc_id, reading.gpu_uuid.clone());
+                let before = (used as i64 - since).max(0);
+                self.readings.baselines.entry(key).or_insert(before);
+            }
+        }
+    }
+
+    fn write_sample(
+        &mut self,
+        reading: &Reading,
+        process: &ProcessReading,
+        proc_id: ProcId,
+        live_device_bytes: Option<i64>,
+    ) {
+        let usage = self.opening.host.process_usage(process.pid);
+        self.add(ProcessSampleRow {
+            ts_ns: reading.ts_ns,
+            proc_id: proc_id.0,
+            pid: process.pid as i32,
+            nvml_index: Some(process.nvml_index),
+            gpu_uuid: Some(reading.gpu_uuid.clone()),
+            nvml_used_bytes: process.used_bytes.map(|bytes| bytes as i64),
+            live_device_bytes,
+            cpu_ns: usage.map(|usage| usage.cpu_ns as i64),
+            rss_bytes: usage.map(|usage| usage.rss_bytes as i64),
+            ..ProcessSampleRow::default()
+        });
+    }
+
+    fn write_breakdown(&mut self, reading: &Reading, process: &ProcessReading, proc_id: ProcId) {
+        let uuid = reading.gpu_uuid.as_str();
+        let torch = self.torch_totals(process.pid, proc_id, uuid);
+        let live = |level| self.live_on(proc_id.0, uuid, level);
+        let moment = Moment {
+            ts_ns: reading.ts_ns,
+            nvml_used: process.used_bytes.map(|bytes| bytes as i64),
+            baseline: self.readings.baselines.get(&(proc_id, uuid.to_owned())).copied(),
+            live_device: live(Level::Device),
+            live_pool: live(Level::Pool),
+            live_managed: live(Level::Managed),
+            live_host: live(Level::Host),
+            live_imported: live(Level::Imported),
+            torch_allocated: torch.map(|totals| totals.0),
+            torch_reserved: torch.map(|totals| totals.1),
+        };
+        for row in self.breakdown.rows(proc_id, uuid, &moment) {
+            self.add(row);
+        }
+    }
+
+    fn torch_totals(&self, pid: u32, proc_id: ProcId, uuid: &str) -> Option<(i64, i64)> {
+        let ordinal = self.opening.devices.ordinal_of(proc_id, uuid)?;
+        let totals = self.polled.totals_of(pid, Some(ordinal))?;
+        Some((totals.allocated_bytes as i64, totals.reserved_bytes as i64))
+    }
+}

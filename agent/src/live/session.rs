@@ -1,0 +1,359 @@
+//! The only place that wires threads and channels; no logic.
+
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender, sync_channel},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use ledger::{
+    log,
+    rows::{AnnotationRow, DeviceRow},
+};
+use tracing::{info, warn};
+
+use super::{
+    Message,
+    books::{Books, Opening},
+    devices::Devices,
+    reader,
+    sink::{self, AnyRow, Written},
+};
+use crate::{
+    attach::{
+        Attacher,
+        worker::{self, Command},
+    },
+    cli::Detail,
+    clock::{self, Anchor},
+    host::{CommandDetail, Host},
+    kernel::{Kernel, Links},
+    nvml::{self, Driver, Gpu, GpuReader as _, NvmlReader, Sampler, SamplerThread},
+};
+
+/// Messages that wait for the state thread: above that the senders wait.
+const MESSAGES: usize = 64;
+/// Row batches that wait for the log.
+const ROW_BATCHES: usize = 64;
+/// Pace of host samples.
+const HOST_PERIOD: Duration = Duration::from_secs(1);
+
+/// Whom to record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// Every process of the host.
+    Host,
+    /// Those that are followed, and their children.
+    Processes,
+}
+
+/// What to record, and where.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Folder of the log.
+    pub folder: PathBuf,
+    /// User and group that the log belongs to, where that is not this process's.
+    pub owner: Option<(u32, u32)>,
+    /// Whom.
+    pub target: Target,
+    /// How much of tensors.
+    pub detail: Detail,
+    /// Size that the log may have.
+    pub max_disk_bytes: Option<u64>,
+    /// Size of the ring of calls, a power of two.
+    pub ring_bytes: u32,
+    /// Whole command lines.
+    pub full_commands: bool,
+    /// The verb, for the manifest.
+    pub command: String,
+}
+
+/// What a recording came to.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Summary {
+    /// Rows of `events`.
+    pub events: u64,
+    /// Processes that made a traced call.
+    pub processes: u64,
+    /// Things that were not seen or not written.
+    pub lost: u64,
+    /// Size of the log.
+    pub log_bytes: u64,
+}
+
+/// A thread with what it returns.
+type Thread<T> = JoinHandle<T>;
+
+/// A running recording.
+#[derive(Debug)]
+pub struct Session {
+    stop: Arc<AtomicBool>,
+    commands: Sender<Command>,
+    messages: SyncSender<Message>,
+    nvml: Option<SamplerThread>,
+    /// Stopped in this order.
+    reader: Option<Thread<()>>,
+    helpers: Vec<Thread<()>>,
+    books: Option<Thread<()>>,
+    log: Option<Thread<anyhow::Result<Written>>>,
+}
+
+fn spawn<T: Send + 'static>(
+    name: &str,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> anyhow::Result<Thread<T>> {
+    thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(body)
+        .with_context(|| format!("start the {name} thread"))
+}
+
+impl Session {
+    /// Opens the log first, then loads the kernel half; for `Target::Host` the probes are in place
+    /// when this returns.
+    pub fn start(options: Options) -> anyhow::Result<Self> {
+        let host = Host::live();
+        let anchor = Anchor::now();
+        let (messages, inbox) = sync_channel(MESSAGES);
+        let (rows, row_batches) = sync_channel(ROW_BATCHES);
+        let log = start_log(&options, &host, anchor, row_batches, messages.clone())?;
+        let (reader, gpus) = open_nvml();
+        let beginnings = first_rows(reader.as_ref(), &gpus, &host, &options);
+        rows.send(beginnings).context("hand the first rows to the log")?;
+
+        let mut kernel = Kernel::load(options.ring_bytes)?;
+        let rings = kernel.take_rings()?;
+        let counters = kernel.take_counters()?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let (commands, command_box) = mpsc::channel();
+        let mut helpers = start_attaching(kernel, &options, &messages, command_box, &commands, &stop)?;
+
+        let opening = Opening {
+            host,
+            anchor,
+            devices: Devices::new(gpus),
+            detail: options.detail.as_str(),
+            commands: if options.full_commands {
+                CommandDetail::Whole
+            } else {
+                CommandDetail::Redacted
+            },
+            host_wide: options.target == Target::Host,
+        };
+        let books = Books::new(opening, counters, rows, commands.clone());
+        let books = spawn("books", move || books.run(&inbox))?;
+        let (reader_stop, out) = (Arc::clone(&stop), messages.clone());
+        let ring_reader = spawn("reader", move || reader::run(rings, &reader_stop, &out))?;
+        let nvml = start_nvml(reader, &messages);
+        helpers.push(start_host_samples(&options, &messages, &stop)?);
+
+        let session = Self {
+            stop,
+            commands,
+            messages,
+            nvml,
+            reader: Some(ring_reader),
+            helpers,
+            books: Some(books),
+            log: Some(log),
+        };
+        if options.target == Target::Host {
+            session.ask(Command::HostWide)?;
+        }
+        Ok(session)
+    }
+
+    /// Sends a command and waits for its answer.
+    fn ask(
+        &self,
+        command: impl FnOnce(Sender<Result<(), String>>) -> Command,
+    ) -> anyhow::Result<()> {
+        let (answer, answers) = mpsc::channel();
+        self.commands.send(command(answer)).context("reach the attaching thread")?;
+        let result = answers.recv().context("hear from the attaching thread")?;
+        result.map_err(|error| anyhow::anyhow!(error))
+    }
+
+    /// Follows processes that have not made a CUDA call yet.
+    pub fn follow(&self, pids: &[u32]) -> anyhow::Result<()> {
+        self.ask(|answer| Command::Follow(pids.to_vec(), answer))
+    }
+
+    /// Follows processes that run already.
+    pub fn follow_late(&self, pids: &[u32]) -> anyhow::Result<()> {
+        self.ask(|answer| Command::FollowRunning(pids.to_vec(), answer))?;
+        if let Some(nvml) = &self.nvml {
+            // What they hold now is "before attach".
+            nvml.trigger();
+        }
+        Ok(())
+    }
+
+    /// Probes files for a process that is about to load one of them.
+    pub fn prepare(&self, files: Vec<PathBuf>, pid: u32) {
+        let command = Command::Prepare(files, std::num::NonZeroU32::new(pid));
+        // `follow`, which comes next, reports a dead thread.
+        self.commands.send(command).unwrap_or_default();
+    }
+
+    /// Detaches, applies and writes everything that was seen.
+    pub fn stop(&mut self) -> anyhow::Result<Summary> {
+        if let Some(nvml) = self.nvml.take() {
+            nvml.stop();
+        }
+        self.stop.store(true, Ordering::Release);
+        // The reader empties the rings after the stop; only then are the books complete.
+        join(self.reader.take(), "reader")?;
+        let (answer, answers) = mpsc::channel();
+        self.messages.send(Message::Stop(answer)).context("reach the books")?;
+        let closed = answers.recv().context("close the books")?;
+        join(self.books.take(), "books")?;
+        self.commands.send(Command::Stop).unwrap_or_default();
+        let written = join(self.log.take(), "log")?.transpose()?.unwrap_or_default();
+        for helper in self.helpers.drain(..) {
+            helper.thread().unpark();
+            join(Some(helper), "helper")?;
+        }
+        Ok(Summary {
+            events: written.events,
+            processes: closed.processes,
+            lost: closed.lost + written.dropped,
+            log_bytes: written.log_bytes,
+        })
+    }
+}
+
+fn join<T>(thread: Option<Thread<T>>, name: &str) -> anyhow::Result<Option<T>> {
+    let Some(thread) = thread else { return Ok(None) };
+    match thread.join() {
+        Ok(value) => Ok(Some(value)),
+        Err(_) => anyhow::bail!("the {name} thread panicked (see above): please report it"),
+    }
+}
+
+fn start_log(
+    options: &Options,
+    host: &Host,
+    anchor: Anchor,
+    rows: Receiver<Vec<AnyRow>>,
+    asks: SyncSender<Message>,
+) -> anyhow::Result<Thread<anyhow::Result<Written>>> {
+    let now_ns = clock::epoch_ns();
+    let start = sink::Start {
+        folder: options.folder.clone(),
+        owner: options.owner,
+        run: log::RunInfo {
+            host: host.name().to_owned(),
+            boot_id: host.boot_id().to_owned(),
+            pid: std::process::id(),
+            start_ns: now_ns,
+            tool_version: env!("CARGO_PKG_VERSION").to_owned(),
+            command: options.command.clone(),
+            clock: log::ClockAnchor { wall_ns: now_ns, boot_ns: now_ns - anchor.offset_ns() },
+        },
+        options: log::Options { max_disk_bytes: options.max_disk_bytes, ..log::Options::default() },
+    };
+    let (opened, answer) = sync_channel(1);
+    let thread = spawn("log", move || sink::run(start, &rows, &asks, &opened))?;
+    answer.recv().context("hear from the log thread")??;
+    Ok(thread)
+}
+
+fn open_nvml() -> (Option<NvmlReader>, Vec<Gpu>) {
+    match NvmlReader::open() {
+        Ok(reader) => {
+            let gpus = reader.devices().to_vec();
+            (Some(reader), gpus)
+        }
+        Err(absent) => {
+            warn!("{absent}: device totals and the breakdown will be missing");
+            (None, Vec::new())
+        }
+    }
+}
+
+/// The rows that a log begins with: the devices and how the recording was asked for.
+fn first_rows(
+    reader: Option<&NvmlReader>,
+    gpus: &[Gpu],
+    host: &Host,
+    options: &Options,
+) -> Vec<AnyRow> {
+    let now_ns = clock::epoch_ns();
+    let none = Driver::default();
+    let driver = reader.map_or(&none, |reader| reader.driver());
+    let devices = gpus.iter().map(|gpu| -> DeviceRow { gpu.row(now_ns, driver, host.name()) });
+    let start = AnnotationRow {
+        ts_ns: now_ns,
+        proc_id: None,
+        kind: "start".to_owned(),
+        text: format!("vramscope {} {}", env!("CARGO_PKG_VERSION"), options.command),
+        value: None,
+    };
+    devices.map(AnyRow::from).chain([start.into()]).collect()
+}
+
+fn start_attaching(
+    kernel: Kernel,
+    options: &Options,
+    messages: &SyncSender<Message>,
+    command_box: Receiver<Command>,
+    commands: &Sender<Command>,
+    stop: &Arc<AtomicBool>,
+) -> anyhow::Result<Vec<Thread<()>>> {
+    let (notices, notice_box) = mpsc::channel();
+    let (garbage, garbage_box) = mpsc::channel::<Links>();
+    let host_wide = options.target == Target::Host;
+    let tensors = options.detail != Detail::Off;
+    let attacher = Attacher::new(kernel, host_wide, tensors, notices, garbage);
+    let mut threads = Vec::new();
+    let events = worker::open_events();
+    let events_work = events.is_some();
+    threads.push(spawn("attach", move || worker::run(attacher, &command_box, events_work))?);
+    threads.push(spawn("detach", move || garbage_box.into_iter().for_each(drop))?);
+    let out = messages.clone();
+    threads.push(spawn("notices", move || {
+        for notice in notice_box {
+            // The books are closed only when the recording ends.
+            out.send(Message::Notice(notice)).unwrap_or_default();
+        }
+    })?);
+    if let Some(events) = events {
+        let (commands, stop) = (commands.clone(), Arc::clone(stop));
+        threads.push(spawn("mappings", move || worker::watch(events, &stop, &commands))?);
+    }
+    Ok(threads)
+}
+
+fn start_nvml(reader: Option<NvmlReader>, messages: &SyncSender<Message>) -> Option<SamplerThread> {
+    let out = messages.clone();
+    let sink = move |sample| out.try_send(Message::Sample(sample)).is_ok();
+    nvml::spawn(Sampler::new(reader?), sink)
+        .inspect_err(|error| warn!(%error, "no NVML thread: device totals will be missing"))
+        .ok()
+}
+
+fn start_host_samples(
+    options: &Options,
+    messages: &SyncSender<Message>,
+    stop: &Arc<AtomicBool>,
+) -> anyhow::Result<Thread<()>> {
+    let (out, stop, folder) = (messages.clone(), Arc::clone(stop), options.folder.clone());
+    spawn("host", move || {
+        let host = Host::live();
+        while !stop.load(Ordering::Acquire) {
+            let mut row = host.sample(&folder);
+            row.ts_ns = clock::epoch_ns();
+            // A sample that finds no room is one sample less.
+            out.try_send(Message::Rows(vec![row.into()])).unwrap_or_default();
+            thread::park_timeout(HOST_PERIOD);
+        }
+        info!("host samples ended");
+    })
+}
