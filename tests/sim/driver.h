@@ -46,7 +46,7 @@ void shelf_clear(struct shelf *shelf);
 
 /* Device address space of the process, in granules of 2 MiB. */
 #define GRANULE (2ull << 20)
-#define ARENA_BYTES (8ull << 40)
+#define ARENA_BYTES (1ull << 40)
 #define GRANULES (ARENA_BYTES / GRANULE)
 CUdeviceptr arena_take(uint64_t bytes); /* 0: exhausted */
 void arena_give(CUdeviceptr base, uint64_t bytes);

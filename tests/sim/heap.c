@@ -76,8 +76,8 @@ void shelf_clear(struct shelf *shelf)
         }
 }
 
-/* Reserves the process's whole device address space at once: real addresses (0x7f...), which no
- * host allocation can have at the same time, and no memory. */
+/* Reserves the process's whole device address space at once: real addresses (0x7e.., 0x7f..), which
+ * no host allocation can have at the same time, and no memory. */
 static bool arena_create(void)
 {
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
