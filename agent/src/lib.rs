@@ -1,0 +1,6 @@
+//! The live half of vramscope and its command line.
+
+#[cfg(feature = "live")]
+pub mod host;
+#[cfg(feature = "live")]
+pub mod nvml;
