@@ -12,7 +12,7 @@ mod container;
 mod env;
 mod identity;
 mod libs;
-mod maps;
+pub mod maps;
 mod open;
 mod ordinals;
 mod stat;

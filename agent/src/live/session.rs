@@ -347,8 +347,7 @@ fn start_host_samples(
     spawn("host", move || {
         let host = Host::live();
         while !stop.load(Ordering::Acquire) {
-            let mut row = host.sample(&folder);
-            row.ts_ns = clock::epoch_ns();
+            let row = host.host_sample(clock::epoch_ns(), Some(&folder));
             // A sample that finds no room is one sample less.
             out.try_send(Message::Rows(vec![row.into()])).unwrap_or_default();
             thread::park_timeout(HOST_PERIOD);
