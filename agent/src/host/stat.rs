@@ -31,7 +31,7 @@ impl Host {
         parse(&self.read_process(pid, "stat", 4096)?)
     }
 
-    /// When a process started, nanoseconds of `CLOCK_BOOTTIME`, to a clock tick.
+    /// When a process started, `CLOCK_BOOTTIME` nanoseconds, exact to a tick of 10 ms.
     pub fn start_boot_ns(&self, pid: u32) -> Option<u64> {
         self.stat(pid)?.start_ticks.checked_mul(TICK_NS)
     }
