@@ -347,7 +347,8 @@ fn start_host_samples(
     spawn("host", move || {
         let host = Host::live();
         while !stop.load(Ordering::Acquire) {
-            let row = host.host_sample(clock::epoch_ns(), Some(&folder));
+            let mut row = host.sample(&folder);
+            row.ts_ns = clock::epoch_ns();
             // A sample that finds no room is one sample less.
             out.try_send(Message::Rows(vec![row.into()])).unwrap_or_default();
             thread::park_timeout(HOST_PERIOD);
