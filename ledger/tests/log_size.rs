@@ -1,0 +1,54 @@
+//! What a log of a training job weighs. Ignored: it writes a million events.
+
+#[path = "../examples/sample_log/sample.rs"]
+mod sample;
+
+use std::{fs, path::Path, time::Instant};
+
+use ledger::log::{Log, Options};
+
+fn bytes_below(dir: &Path) -> u64 {
+    let entries = fs::read_dir(dir).unwrap().flatten();
+    entries
+        .map(|entry| match entry.metadata().unwrap() {
+            meta if meta.is_dir() => bytes_below(&entry.path()),
+            meta => meta.len(),
+        })
+        .sum()
+}
+
+fn column_sizes(dir: &Path) {
+    let mut sizes: std::collections::BTreeMap<String, i64> = Default::default();
+    for day in fs::read_dir(dir.join("events")).unwrap().flatten() {
+        for file in fs::read_dir(day.path()).unwrap().flatten() {
+            use parquet::file::reader::{FileReader, SerializedFileReader};
+            let file = fs::File::open(file.path()).unwrap();
+            for group in SerializedFileReader::new(file).unwrap().metadata().row_groups() {
+                for column in group.columns() {
+                    *sizes.entry(column.column_path().string()).or_default() +=
+                        column.compressed_size();
+                }
+            }
+        }
+    }
+    println!("{sizes:#?}");
+}
+
+#[test]
+#[ignore = "writes a million events"]
+fn an_event_takes_at_most_12_bytes() {
+    let temp = tempfile::tempdir().unwrap();
+    let begun = Instant::now();
+    let events = sample::write(temp.path(), 1_000_000, Options::default()).unwrap();
+    let written = begun.elapsed();
+    column_sizes(temp.path());
+    let per_event = bytes_below(&temp.path().join("events")) as f64 / events as f64;
+    let begun = Instant::now();
+    let read = Log::open(&[temp.path().to_owned()]).unwrap().events().flatten().count();
+    println!(
+        "{events} events, {per_event:.2} bytes each, written in {written:?}, read in {:?}",
+        begun.elapsed()
+    );
+    assert_eq!(read as i64, events);
+    assert!(per_event <= 12.0, "{per_event} bytes an event");
+}
