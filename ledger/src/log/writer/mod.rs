@@ -69,6 +69,8 @@ pub struct Writer {
     leftovers: Vec<Leftover>,
     retention: Retention,
     checkpoint_due: bool,
+    /// `seq` of the newest checkpoint.
+    last_checkpoint: Option<i64>,
     recovered: bool,
     /// Rows dropped and already told of in a `losses` row.
     told_dropped: u64,
@@ -112,6 +114,7 @@ impl Writer {
             leftovers: Vec::new(),
             retention,
             checkpoint_due: false,
+            last_checkpoint: None,
             recovered: false,
             told_dropped: 0,
             _lock: lock,
@@ -209,13 +212,17 @@ impl Writer {
 
     /// Writes a checkpoint of the live set as one sealed file of its own: all allocations that
     /// live after the event numbered `seq`. A checkpoint is whole or not there at all; one that
-    /// cannot be written is left out, the next one makes up for it.
+    /// cannot be written is left out, the next one makes up for it. Where no event came since the
+    /// last checkpoint, there is nothing to write.
     pub fn checkpoint(&mut self, seq: i64, rows: impl IntoIterator<Item = LiveRow>) {
-        if self.failure.is_some() {
+        if self.failure.is_some() || self.last_checkpoint == Some(seq) {
             return;
         }
         match self.write_checkpoint(seq, rows) {
-            Ok(sealed) => self.retention.add(sealed),
+            Ok(sealed) => {
+                self.last_checkpoint = Some(seq);
+                self.retention.add(sealed);
+            }
             Err(e) => self.fail(&e),
         }
     }

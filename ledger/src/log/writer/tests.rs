@@ -135,6 +135,7 @@ fn checkpoints_are_whole_and_an_empty_one_is_one_too() {
     let mut writer = create(temp.path(), Options { batch_rows: 2, ..Options::default() });
     writer.checkpoint(7, (0..5).map(|id| LiveRow { alloc_id: id, seq: 7, ..Default::default() }));
     writer.checkpoint(9, []);
+    writer.checkpoint(9, [LiveRow::default()]);
     let log = Log::open(&[temp.path().to_owned()]).unwrap();
     let checkpoints = log.checkpoints();
     let summary: Vec<_> = checkpoints.iter().map(|c| (c.seq, c.rows)).collect();
