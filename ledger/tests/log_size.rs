@@ -1,11 +1,14 @@
 //! What a log of a training job weighs. Ignored: it writes a million events.
 
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test")]
+
 #[path = "../examples/sample_log/sample.rs"]
 mod sample;
 
-use std::{fs, path::Path, time::Instant};
+use std::{collections::BTreeMap, fs, path::Path, time::Instant};
 
 use ledger::log::{Log, Options};
+use parquet::file::reader::{FileReader, SerializedFileReader};
 
 fn bytes_below(dir: &Path) -> u64 {
     let entries = fs::read_dir(dir).unwrap().flatten();
@@ -17,21 +20,20 @@ fn bytes_below(dir: &Path) -> u64 {
         .sum()
 }
 
-fn column_sizes(dir: &Path) {
-    let mut sizes: std::collections::BTreeMap<String, i64> = Default::default();
+/// Bytes of each column of the events, over all files.
+fn column_sizes(dir: &Path) -> BTreeMap<String, i64> {
+    let mut sizes = BTreeMap::new();
     for day in fs::read_dir(dir.join("events")).unwrap().flatten() {
         for file in fs::read_dir(day.path()).unwrap().flatten() {
-            use parquet::file::reader::{FileReader, SerializedFileReader};
-            let file = fs::File::open(file.path()).unwrap();
-            for group in SerializedFileReader::new(file).unwrap().metadata().row_groups() {
-                for column in group.columns() {
-                    *sizes.entry(column.column_path().string()).or_default() +=
-                        column.compressed_size();
-                }
+            let file = SerializedFileReader::new(fs::File::open(file.path()).unwrap()).unwrap();
+            let groups = file.metadata().row_groups().iter();
+            for column in groups.flat_map(|group| group.columns()) {
+                *sizes.entry(column.column_path().string()).or_default() +=
+                    column.compressed_size();
             }
         }
     }
-    println!("{sizes:#?}");
+    sizes
 }
 
 #[test]
@@ -41,7 +43,7 @@ fn an_event_takes_at_most_12_bytes() {
     let begun = Instant::now();
     let events = sample::write(temp.path(), 1_000_000, Options::default()).unwrap();
     let written = begun.elapsed();
-    column_sizes(temp.path());
+    println!("{:#?}", column_sizes(temp.path()));
     let per_event = bytes_below(&temp.path().join("events")) as f64 / events as f64;
     let begun = Instant::now();
     let read = Log::open(&[temp.path().to_owned()]).unwrap().events().flatten().count();

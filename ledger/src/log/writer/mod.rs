@@ -67,6 +67,8 @@ pub struct Writer {
     last_sync_ns: i64,
     failure: Option<Failure>,
     leftovers: Vec<Leftover>,
+    /// A journal could not be decoded and stays in `journal/`.
+    left_journals: bool,
     retention: Retention,
     checkpoint_due: bool,
     /// `seq` of the newest checkpoint.
@@ -112,6 +114,7 @@ impl Writer {
             last_sync_ns: start_ns,
             failure: None,
             leftovers: Vec::new(),
+            left_journals: false,
             retention,
             checkpoint_due: false,
             last_checkpoint: None,
@@ -276,7 +279,7 @@ impl Writer {
             return Err(LogError::directory(&self.dir.path, failure.message));
         }
         self.manifest.end_ns = Some(end_ns);
-        self.manifest.sealed = self.leftovers.is_empty();
+        self.manifest.sealed = self.leftovers.is_empty() && !self.left_journals;
         self.manifest.write(&self.dir)?;
         self.dir.remove(Area::Journal, &name::lock(self.run))
     }

@@ -254,6 +254,31 @@ fn a_link_in_place_of_a_table_stops_the_writer_not_the_program() {
 }
 
 #[test]
+fn a_journal_that_cannot_be_decoded_is_left_and_does_not_stop_the_run() {
+    let temp = tempfile::tempdir().unwrap();
+    let mut writer = create(temp.path(), Options::default());
+    std::fs::remove_dir_all(temp.path().join("events")).unwrap();
+    std::os::unix::fs::symlink("/nowhere", temp.path().join("events")).unwrap();
+    push_events(&mut writer, 1..=300);
+    writer.tick(START + SECOND);
+    writer.tick(START + 62 * SECOND);
+    assert!(writer.failure().is_some());
+    let journal = temp.path().join(format!("journal/events-{}-000001.arrows", writer.run8()));
+    let mut bytes = std::fs::read(&journal).unwrap();
+    // Offsets of a text column that point outside its text; the framing stays whole.
+    let api = bytes.windows(13).position(|window| window == b"cuMemAlloc_v2").unwrap();
+    bytes[api - 200..api].fill(0x7f);
+    std::fs::write(&journal, bytes).unwrap();
+    std::fs::remove_file(temp.path().join("events")).unwrap();
+    assert!(writer.tick(START + 70 * SECOND).recovered);
+    assert_eq!(writer.failure(), None);
+    let path = temp.path().to_owned();
+    writer.finish(START + 80 * SECOND).unwrap();
+    assert!(journal.exists());
+    assert!(!Log::open(&[path]).unwrap().manifests()[0].sealed);
+}
+
+#[test]
 fn a_removed_directory_is_said_counted_and_survived() {
     let temp = tempfile::tempdir().unwrap();
     let dir = temp.path().join("log");
