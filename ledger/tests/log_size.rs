@@ -8,7 +8,10 @@ mod sample;
 use std::{collections::BTreeMap, fs, path::Path, time::Instant};
 
 use ledger::log::{Log, Options};
-use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::file::{
+    metadata::RowGroupMetaData,
+    reader::{FileReader, SerializedFileReader},
+};
 
 fn bytes_below(dir: &Path) -> u64 {
     let entries = fs::read_dir(dir).unwrap().flatten();
@@ -27,7 +30,7 @@ fn column_sizes(dir: &Path) -> BTreeMap<String, i64> {
         for file in fs::read_dir(day.path()).unwrap().flatten() {
             let file = SerializedFileReader::new(fs::File::open(file.path()).unwrap()).unwrap();
             let groups = file.metadata().row_groups().iter();
-            for column in groups.flat_map(|group| group.columns()) {
+            for column in groups.flat_map(RowGroupMetaData::columns) {
                 *sizes.entry(column.column_path().string()).or_default() +=
                     column.compressed_size();
             }
