@@ -4,6 +4,7 @@ Usage: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True expandable_oom.py. The a
 card with handles, fails, gives them back and raises; the program catches it and goes on. Prints
 what is held before, after, and once half of it is freed.
 """
+
 import json
 import os
 import time

@@ -1,4 +1,5 @@
 """Of vramscope's GPU checks (tests/gpu): NCCL with one rank: init, all_reduce, destroy."""
+
 import os
 import tempfile
 import time

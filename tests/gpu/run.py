@@ -4,6 +4,7 @@
 Needs root, an NVIDIA GPU, nvcc, and Python with torch, pandas, pyarrow (nvidia-ml-py is used where
 it is there). The exit code is the number of checks that failed or could not run. See README.md.
 """
+
 import argparse
 import os
 import signal

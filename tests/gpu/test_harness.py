@@ -2,10 +2,12 @@
 
 Each comparison is shown a log that agrees with the program, and logs that do not.
 """
+
 import os
 import signal
 import sys
 import tempfile
+import time
 import unittest
 from pathlib import Path
 
@@ -18,7 +20,14 @@ from harness import synthetic  # noqa: E402
 from harness.context import shown  # noqa: E402
 from harness.elf import Entries, dynamic_symbols, executable_maps  # noqa: E402
 from harness.log import (  # noqa: E402
-    Log, blocks, breakdown_sums, live, maps, merged, references, seq_gaps,
+    Log,
+    blocks,
+    breakdown_sums,
+    live,
+    maps,
+    merged,
+    references,
+    seq_gaps,
 )
 from harness.outcome import Outcome  # noqa: E402
 from harness.programs import Program, proc_cpu_seconds, proc_memory  # noqa: E402
@@ -29,7 +38,11 @@ from run import OutOfTime, chosen, on_alarm, run_check  # noqa: E402
 
 PID, MIB = 4321, 1 << 20
 PROCESS = {
-    "ts_ns": 1, "proc_id": synthetic.PROC_ID, "pid": PID, "ns_pid": None, "exit_code": 0,
+    "ts_ns": 1,
+    "proc_id": synthetic.PROC_ID,
+    "pid": PID,
+    "ns_pid": None,
+    "exit_code": 0,
     "from_start": True,
 }
 
@@ -60,7 +73,10 @@ class W1(Folder):
     def story(self):
         """What w1 prints, and the events of it."""
         events, lines = synthetic.Events(PID), [f"PID {PID}"]
-        for api, free in (("cuMemAlloc_v2", "cuMemFree_v2"), ("cuMemAllocAsync_ptsz", "cuMemFreeAsync_ptsz")):
+        for api, free in (
+            ("cuMemAlloc_v2", "cuMemFree_v2"),
+            ("cuMemAllocAsync_ptsz", "cuMemFreeAsync_ptsz"),
+        ):
             level = "pool" if "Async" in api else "device"
             for _ in range(3):
                 events.free(free, events.alloc(api, level, 0x1000, MIB))
@@ -72,7 +88,9 @@ class W1(Folder):
         for i in range(10):
             addr = 0x700000000 + i * 4 * MIB
             alloc_id = events.alloc("cuMemCreate", "device", 0x55 + i, 4 * MIB)
-            events.row("map", "cuMemMap", "virtual", addr=addr, size_bytes=4 * MIB, alloc_id=alloc_id)
+            events.row(
+                "map", "cuMemMap", "virtual", addr=addr, size_bytes=4 * MIB, alloc_id=alloc_id
+            )
             lines.append(f"LEAK vmm {addr:#x} {4 * MIB} tid={PID}")
         for _ in range(5):
             events.row("fail", "cuMemAlloc_v2", "device", size_bytes=1 << 50, result=2)
@@ -87,7 +105,8 @@ class W1(Folder):
             events.free("cuMemFree_v2", alloc_id)
         events.exit()
         lines.append(
-            f"TRUE plain_bytes={40 * MIB} vmm_bytes={40 * MIB} thread_bytes={12 * MIB} failed_calls=5"
+            f"TRUE plain_bytes={40 * MIB} vmm_bytes={40 * MIB} thread_bytes={12 * MIB} "
+            "failed_calls=5"
         )
         lines.append(
             "COUNTS cudaMalloc=21 cudaMalloc_failed=5 cudaFree=8 cudaMallocAsync=3 "
@@ -165,7 +184,9 @@ class Reading(Folder):
         events.free("cuMemRelease", handle, level="virtual")
         log = self.log(events.rows)
         self.assertEqual(len(live(blocks(log.events))), 1)
-        events.row("unmap", "cuMemUnmap", "virtual", addr=0x1000, size_bytes=2 * MIB, alloc_id=handle)
+        events.row(
+            "unmap", "cuMemUnmap", "virtual", addr=0x1000, size_bytes=2 * MIB, alloc_id=handle
+        )
         events.free("cuMemRelease", handle)
         log = self.log(events.rows)
         self.assertTrue(live(blocks(log.events)).empty)
@@ -255,8 +276,14 @@ class Torch(Folder):
         events.alloc("cuMemAlloc_v2", "device", 0x1000000, 20 * MIB)
         for i in range(2):
             handle = events.alloc("cuMemCreate", "device", 0x55 + i, 20 * MIB)
-            events.row("map", "cuMemMap", "virtual", addr=0x7000000 + i * 20 * MIB,
-                       size_bytes=20 * MIB, alloc_id=handle)
+            events.row(
+                "map",
+                "cuMemMap",
+                "virtual",
+                addr=0x7000000 + i * 20 * MIB,
+                size_bytes=20 * MIB,
+                alloc_id=handle,
+            )
         found = self.log(events.rows).events
         for compare, segment, reserved in (
             (segments.compare_segments, (0x1000000, 20 * MIB), 20 * MIB),
@@ -269,10 +296,13 @@ class Torch(Folder):
             self.assertNotEqual(failures(bad), [])
 
     def test_totals(self):
-        usage = [{"ts_ns": t, "proc_id": 1, "level": "tensor", "stack_id": 0, "live_bytes": b}
-                 for t, b in ((1, 10), (5, 30), (9, 0))]
-        samples = [{"ts_ns": 5, "proc_id": 1, "torch_allocated_bytes": 30,
-                    "torch_reserved_bytes": 64}]
+        usage = [
+            {"ts_ns": t, "proc_id": 1, "level": "tensor", "stack_id": 0, "live_bytes": b}
+            for t, b in ((1, 10), (5, 30), (9, 0))
+        ]
+        samples = [
+            {"ts_ns": 5, "proc_id": 1, "torch_allocated_bytes": 30, "torch_reserved_bytes": 64}
+        ]
         log = self.log(site_usage=usage, process_samples=samples)
         for at_ns, allocated, count in ((6, 30, 0), (10, 30, 1), (6, 31, 2)):
             outcome = Outcome("", "")
@@ -289,10 +319,24 @@ class Torch(Folder):
         for row, ts_ns in zip(events.rows, (0, second, 3 * second, 3 * second + 1)):
             row["ts_ns"] = ts_ns
         said = [
-            {"step": 0, "ns": second + 10, "allocated": 60, "reserved": 64, "max_allocated": 60,
-             "max_reserved": 64, "segments": [[0x1000, 64]]},
-            {"step": 1, "ns": 3 * second + 10, "allocated": 30, "reserved": 32,
-             "max_allocated": 61, "max_reserved": 64, "segments": [[0x2000, 32]]},
+            {
+                "step": 0,
+                "ns": second + 10,
+                "allocated": 60,
+                "reserved": 64,
+                "max_allocated": 60,
+                "max_reserved": 64,
+                "segments": [[0x1000, 64]],
+            },
+            {
+                "step": 1,
+                "ns": 3 * second + 10,
+                "allocated": 30,
+                "reserved": 32,
+                "max_allocated": 61,
+                "max_reserved": 64,
+                "segments": [[0x2000, 32]],
+            },
         ]
         usage, samples = [], []
         for step in said:
@@ -308,25 +352,36 @@ class Torch(Folder):
         bad = Outcome("", "")
         steps.compare_totals(bad, log, synthetic.PROC_ID, said)
         steps.compare_segments(bad, log.of(PID), said)
-        self.assertEqual(failures(bad), [
-            "torch_peak_allocated_bytes equals PyTorch's at every step",
-            "every segment is a live block at every step",
-        ])
+        self.assertEqual(
+            failures(bad),
+            [
+                "torch_peak_allocated_bytes equals PyTorch's at every step",
+                "every segment is a live block at every step",
+            ],
+        )
 
     def test_held_after_a_refused_request(self):
         events = synthetic.Events(PID)
         handle = events.alloc("cuMemCreate", "device", 0x55, 20 * MIB)
-        events.row("map", "cuMemMap", "virtual", addr=0x7000000, size_bytes=20 * MIB, alloc_id=handle)
+        events.row(
+            "map", "cuMemMap", "virtual", addr=0x7000000, size_bytes=20 * MIB, alloc_id=handle
+        )
         events.free("cuMemRelease", events.alloc("cuMemCreate", "device", 0x56, 20 * MIB))
-        true = {"when": "after", "ns": 10**9, "reserved": 20 * MIB,
-                "segments": [[0x7000000, 20 * MIB]]}
+        true = {
+            "when": "after",
+            "ns": 10**9,
+            "reserved": 20 * MIB,
+            "segments": [[0x7000000, 20 * MIB]],
+        }
         good = Outcome("", "")
         vmm.compare_held(good, self.log(events.rows).events, true)
         self.assertEqual(failures(good), [])
         events.alloc("cuMemCreate", "device", 0x57, 20 * MIB)
         bad = Outcome("", "")
         vmm.compare_held(bad, self.log(events.rows).events, true)
-        self.assertEqual(failures(bad), ["after: live handles add up", "after: handles behind maps"])
+        self.assertEqual(
+            failures(bad), ["after: live handles add up", "after: handles behind maps"]
+        )
 
 
 class Others(Folder):
@@ -345,8 +400,10 @@ class Others(Folder):
             self.assertEqual(len(failures(outcome)), count)
 
     def test_burst_line(self):
-        line = "BURST mode=sync threads=8 pairs=20000 allocs=160008 frees=160000 held_bytes=8 " \
-               "wall_ms=12.5 ns_per_pair_per_thread=625"
+        line = (
+            "BURST mode=sync threads=8 pairs=20000 allocs=160008 frees=160000 held_bytes=8 "
+            "wall_ms=12.5 ns_per_pair_per_thread=625"
+        )
         self.assertEqual(burst.said(line)["wall_ms"], 12.5)
         self.assertEqual(burst.said(line)["allocs"], 160008)
 
@@ -355,10 +412,23 @@ class Others(Folder):
         note = [{"ts_ns": 1, "proc_id": synthetic.PROC_ID, "kind": "late_attach", "text": ""}]
 
         def log(before, unexplained):
-            parts = {"nvml_used": 100, "live_device": 0, "live_pool": 0, "before_attach": before,
-                     "unexplained": unexplained}
-            rows = [{"ts_ns": 1, "proc_id": synthetic.PROC_ID, "gpu_uuid": "G", "category": k,
-                     "bytes": v} for k, v in parts.items()]
+            parts = {
+                "nvml_used": 100,
+                "live_device": 0,
+                "live_pool": 0,
+                "before_attach": before,
+                "unexplained": unexplained,
+            }
+            rows = [
+                {
+                    "ts_ns": 1,
+                    "proc_id": synthetic.PROC_ID,
+                    "gpu_uuid": "G",
+                    "category": k,
+                    "bytes": v,
+                }
+                for k, v in parts.items()
+            ]
             self.log(processes=[late_process], annotations=note, breakdown=rows)
             outcome = Outcome("", "")
             late.compare(outcome, self.path, PID, 100)
@@ -371,8 +441,15 @@ class Others(Folder):
         events = synthetic.Events(PID)
         own = events.alloc("cuMemCreate", "device", 0x55, 64)
         theirs = events.alloc("cuMemImportFromShareableHandle", "imported", 0x77, None, op="import")
-        events.row("map", "cuMemMap", "imported", addr=0x1000, size_bytes=64, delta_bytes=64,
-                   alloc_id=theirs)
+        events.row(
+            "map",
+            "cuMemMap",
+            "imported",
+            addr=0x1000,
+            size_bytes=64,
+            delta_bytes=64,
+            alloc_id=theirs,
+        )
         events.free("cuMemRelease", own)
         events.blocks[theirs] = ("imported", 0x77, 64)
         events.free("cuMemRelease", theirs)
@@ -435,8 +512,6 @@ class Running(Folder):
                 pass
 
         def hang(_context, _outcome):
-            import time
-
             time.sleep(30)
 
         def broken(_context, outcome):
@@ -487,8 +562,9 @@ class Running(Folder):
         found = [("sync", 0, 10, 1), ("sync", 10, 30, 2), ("async", 12, 15, 3), ("sync", 40, 60, 1)]
         inside = within(found, [(5, 35)])
         self.assertEqual(inside, found[1:3])
-        self.assertEqual(summary(inside, "sync"),
-                         {"windows": 1, "median_ns": 10, "p10_ns": 10.0, "p90_ns": 10.0})
+        self.assertEqual(
+            summary(inside, "sync"), {"windows": 1, "median_ns": 10, "p10_ns": 10.0, "p90_ns": 10.0}
+        )
         self.assertEqual(summary([], "sync")["windows"], 0)
 
 

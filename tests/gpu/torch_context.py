@@ -2,6 +2,7 @@
 
 Prints STEP and a name, and waits for a line on stdin; FIGURE lines tell what PyTorch holds.
 """
+
 import os
 
 import torch

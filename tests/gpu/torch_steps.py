@@ -8,6 +8,7 @@ tensors of random sizes; every tenth gives the cache back first. After each step
 with `time.time_ns()`, PyTorch's totals and peaks (never reset), and address and size of every
 segment of its memory snapshot; then the program sleeps, so that a reader who polls has seen them.
 """
+
 import json
 import os
 import random

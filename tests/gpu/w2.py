@@ -2,8 +2,10 @@
 
 50 x 4 MiB tensors kept in a list; prints what the allocator holds, then sleeps.
 
-Usage: w2.py [SECONDS]. The caller sets PYTORCH_CUDA_ALLOC_CONF (expandable_segments:True or nothing).
+Usage: w2.py [SECONDS]. The caller sets PYTORCH_CUDA_ALLOC_CONF (expandable_segments:True or
+nothing).
 """
+
 import os
 import sys
 import time
@@ -24,6 +26,9 @@ torch.cuda.synchronize()
 for seg in torch.cuda.memory_snapshot():
     print(f"LEAK segment 0x{seg['address']:x} {seg['total_size']} tid={os.getpid()}")
 print("CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "default"))
-print(f"TRUE allocated_bytes={torch.cuda.memory_allocated()} reserved_bytes={torch.cuda.memory_reserved()}")
+print(
+    f"TRUE allocated_bytes={torch.cuda.memory_allocated()} "
+    f"reserved_bytes={torch.cuda.memory_reserved()}"
+)
 print("READY", flush=True)
 time.sleep(float(sys.argv[1]) if len(sys.argv) > 1 else 3)

@@ -1,4 +1,5 @@
 """The checks, a file a group, in the order in which they run: what matters most comes first."""
+
 from checks import w1  # noqa: F401
 from checks import burst  # noqa: F401
 from checks import segments  # noqa: F401

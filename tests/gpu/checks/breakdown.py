@@ -1,4 +1,5 @@
 """Breakdown: the parts add up to NVML's figure exactly; what is unexplained is told."""
+
 import re
 
 import pandas as pd
@@ -8,7 +9,12 @@ from harness.log import breakdown_sums
 from harness.registry import check
 
 
-@check("breakdown", "the parts of every sample add up to NVML's figure; unexplained", 180, ["w1-static"])
+@check(
+    "breakdown",
+    "the parts of every sample add up to NVML's figure; unexplained",
+    180,
+    ["w1-static"],
+)
 def breakdown(context, outcome):
     recordings = {
         "w1-static": lambda: w1.record(context, outcome, "static"),
@@ -35,7 +41,8 @@ def look_at(outcome, name, recording, rows):
     sums = breakdown_sums(table[table.proc_id == log.process(pid).proc_id])
     off = sums[sums.difference != 0]
     outcome.expect(
-        f"{name}: every sample adds up exactly", off.empty and not sums.empty,
+        f"{name}: every sample adds up exactly",
+        off.empty and not sums.empty,
         f"{len(sums)} samples, off: {off.head(3).to_dict('records')}",
     )
     after = sums[sums.ts_ns >= ready_ns]

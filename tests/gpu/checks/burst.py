@@ -1,12 +1,16 @@
 """burst: 8 threads that allocate and free as fast as they can; seen + lost = made."""
+
 import re
 
-from harness.log import blocks, live, seq_gaps
+from harness.log import blocks, live, seq_gaps, spots
 from harness.registry import check
 
 THREADS = 8
 APIS = {
-    "async": (("cuMemAllocAsync", "cuMemAllocAsync_ptsz"), ("cuMemFreeAsync", "cuMemFreeAsync_ptsz")),
+    "async": (
+        ("cuMemAllocAsync", "cuMemAllocAsync_ptsz"),
+        ("cuMemFreeAsync", "cuMemFreeAsync_ptsz"),
+    ),
     "sync": (("cuMemAlloc_v2",), ("cuMemFree_v2",)),
 }
 
@@ -21,7 +25,7 @@ def compare_held(outcome, output, events, level):
     """The blocks that the threads keep, by address."""
     held = live(blocks(events))
     held = held[held.level == level]
-    seen = sorted((int(a), int(s)) for a, s in zip(held.addr, held.size_bytes))
+    seen = sorted(spots(held))
     true = sorted(
         (int(addr, 16), int(size))
         for addr, size in re.findall(r"^LEAK held (0x[0-9a-f]+) (\d+)", output, re.M)

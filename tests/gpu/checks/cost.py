@@ -1,4 +1,5 @@
 """What recording costs a call: one process, the agent attached and gone in turn."""
+
 import signal
 import time
 
@@ -60,7 +61,9 @@ def stop(agent):
     return memory
 
 
-@check("cost", "ns a pair with and without the agent, alternating; its CPU and memory", 100, ["pairs"])
+@check(
+    "cost", "ns a pair with and without the agent, alternating; its CPU and memory", 100, ["pairs"]
+)
 def cost(context, outcome):
     pairs = context.start(outcome, [context.built("pairs"), "95"])
     pairs.wait_line(r"^READY", 30)
@@ -102,8 +105,15 @@ def note(outcome, pairs, cycles, alone):
     outcome.table("pairs", rows)
     own = {"tool": "vramscope", "sync": ratios.get("sync"), "async": ratios.get("async")}
     outcome.table("beside other tools", [own, *PEERS])
-    keys = ("cpu_share", "cpu_s_whole_life", "peak_rss_bytes", "anonymous_bytes", "events",
-            "log_bytes", "lost")
+    keys = (
+        "cpu_share",
+        "cpu_s_whole_life",
+        "peak_rss_bytes",
+        "anonymous_bytes",
+        "events",
+        "log_bytes",
+        "lost",
+    )
     outcome.table("agent by cycle", [{key: held[key] for key in keys} for held in cycles])
     rates = [held["events"] / (HOLD_S + 2 * SETTLE_NS / 1e9) for held in cycles]
     outcome.figure("events a second, about", [round(rate) for rate in rates])

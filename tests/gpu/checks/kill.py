@@ -1,4 +1,5 @@
 """kill -9 of the agent in full flow: the program, its library's bytes, the log."""
+
 import signal
 import time
 
@@ -8,8 +9,17 @@ from harness.registry import check
 from harness.windows import summary, windows, within
 
 FUNCTIONS = [
-    "cuMemAlloc_v2", "cuMemFree_v2", "cuMemAllocAsync", "cuMemFreeAsync", "cuMemCreate",
-    "cuMemRelease", "cuMemMap", "cuMemUnmap", "cuInit", "cuCtxSetCurrent", "cuMemHostAlloc",
+    "cuMemAlloc_v2",
+    "cuMemFree_v2",
+    "cuMemAllocAsync",
+    "cuMemFreeAsync",
+    "cuMemCreate",
+    "cuMemRelease",
+    "cuMemMap",
+    "cuMemUnmap",
+    "cuInit",
+    "cuCtxSetCurrent",
+    "cuMemHostAlloc",
 ]
 PATIENCE_S = 5
 

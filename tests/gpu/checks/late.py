@@ -1,4 +1,5 @@
 """Attaching to a program that holds memory already."""
+
 from harness.log import Log, breakdown_sums
 from harness.registry import check
 

@@ -1,4 +1,5 @@
 """First measurements: what the driver and NVML do, without vramscope. Figures, nothing to pass."""
+
 import re
 
 from harness.registry import check

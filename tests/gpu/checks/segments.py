@@ -1,7 +1,8 @@
 """w2: 200 MiB of tensors; PyTorch's own segments against the log, with both allocators."""
+
 import re
 
-from harness.log import blocks, live, maps, merged
+from harness.log import blocks, live, maps, merged, spots
 from harness.registry import check
 
 HOLD_S = 8
@@ -40,7 +41,7 @@ def compare_segments(outcome, events, at_ns, segments, reserved):
     """Default allocator: a segment is a live block of cuMemAlloc_v2."""
     held = live(blocks(events), at_ns)
     held = held[(held.level == "device") & (held.api == "cuMemAlloc_v2")]
-    seen = {(int(a), int(s)) for a, s in zip(held.addr, held.size_bytes)}
+    seen = spots(held)
     missing = sorted(set(segments) - seen)
     outcome.expect("every segment is a live block: address and size", not missing, missing)
     outcome.expect_equal("sum of the segments", sum(size for _, size in segments), reserved)
@@ -84,9 +85,10 @@ def w2(context, outcome, kind):
     compare(outcome, events, at_ns, segments, reserved)
     outcome.figure("segments", len(segments))
     outcome.figure("reserved bytes", reserved)
-    outcome.figure("events by function", {
-        f"{op} {api}": int(n) for (op, api), n in events.groupby(["op", "api"]).size().items()
-    })
+    outcome.figure(
+        "events by function",
+        {f"{op} {api}": int(n) for (op, api), n in events.groupby(["op", "api"]).size().items()},
+    )
 
 
 @check("w2-default", "PyTorch's segments and totals, native allocator", 90)

@@ -1,8 +1,9 @@
 """torch_steps: PyTorch's totals and peaks at every step, and its segments among the live blocks."""
+
 import json
 import re
 
-from harness.log import blocks, live
+from harness.log import blocks, live, spots
 from harness.registry import check
 
 STEPS = 100
@@ -59,7 +60,8 @@ def compare_totals(outcome, log, proc_id, steps):
                 wrong[column].append((step["step"], seen, step[key]))
     for what, steps_wrong in wrong.items():
         outcome.expect(
-            f"{what} equals PyTorch's at every step", not steps_wrong,
+            f"{what} equals PyTorch's at every step",
+            not steps_wrong,
             f"{len(steps_wrong)} steps differ (step, seen, true): {steps_wrong[:5]}",
         )
     outcome.figure("rows of totals", len(samples))
@@ -72,7 +74,7 @@ def compare_segments(outcome, events, steps):
     missing, rests = [], []
     for step in steps:
         held = live(every, step["ns"] + SLACK_NS // 2)
-        seen = {(int(a), int(s)) for a, s in zip(held.addr, held.size_bytes)}
+        seen = spots(held)
         segments = {(addr, size) for addr, size in step["segments"]}
         if segments - seen:
             missing.append((step["step"], sorted(segments - seen)[:3]))
@@ -80,7 +82,8 @@ def compare_segments(outcome, events, steps):
     outcome.expect("every segment is a live block at every step", not missing, missing[:5])
     outcome.expect(
         "live cuMemAlloc_v2 bytes less a constant equal memory_reserved at every step",
-        len(set(rests)) == 1, f"rest by step: {rests}",
+        len(set(rests)) == 1,
+        f"rest by step: {rests}",
     )
     outcome.figure("live bytes that are not PyTorch's", rests[-1] if rests else None)
     outcome.figure("segments opened", len(every))

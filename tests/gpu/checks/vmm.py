@@ -1,4 +1,5 @@
 """References of virtual-memory handles: they close exactly, also through a refused request."""
+
 import json
 import re
 
@@ -6,7 +7,12 @@ from harness.log import blocks, live, maps, merged, references, seq_gaps
 from harness.registry import check
 
 
-@check("vmm-refs", "two processes share memory by fd, NCCL's teardown: references close", 60, ["vmm_refs"])
+@check(
+    "vmm-refs",
+    "two processes share memory by fd, NCCL's teardown: references close",
+    60,
+    ["vmm_refs"],
+)
 def vmm_refs(context, outcome):
     recording = context.record(outcome, "vmm-refs", [context.built("vmm_refs"), "4"], timeout=40)
     outcome.expect_equal("exit code", recording.code, 0)
@@ -42,13 +48,18 @@ def compare_shared(outcome, output, log):
         lines = re.findall(rf"^SHARED {what} pid=\d+ (0x[0-9a-f]+) (\d+)", output, re.M)
         true = sorted((int(handle, 16), int(size)) for handle, size in lines)
         rows = every[every.level == level]
-        outcome.expect_equal(f"handles {what}", sorted(int(a) for a in rows.addr), [a for a, _ in true])
+        outcome.expect_equal(
+            f"handles {what}", sorted(int(a) for a in rows.addr), [a for a, _ in true]
+        )
         if level == "device":
-            outcome.expect_equal("their sizes", sorted(int(s) for s in rows.size_bytes), sorted(s for _, s in true))
+            outcome.expect_equal(
+                "their sizes", sorted(int(s) for s in rows.size_bytes), sorted(s for _, s in true)
+            )
     # The size of an import is known from its first map.
     imports = log.events[(log.events.op == "map") & (log.events.level == "imported")]
     outcome.expect_equal(
-        "bytes imported", int(imports.delta_bytes.sum()),
+        "bytes imported",
+        int(imports.delta_bytes.sum()),
         sum(int(size) for size in re.findall(r"^SHARED imported .* (\d+)$", output, re.M)),
     )
     sums = log.events.groupby("level").delta_bytes.sum()
@@ -72,7 +83,9 @@ def nccl(context, outcome):
         at_ns = int(re.search(r"^DESTROYED (\d+)", output, re.M)[1]) + 500_000_000
         held = live(blocks(events), at_ns)
         held = held[held.api == "cuMemCreate"]
-        outcome.expect("no handle is live after destroy", held.empty, held[["addr", "size_bytes"]].values)
+        outcome.expect(
+            "no handle is live after destroy", held.empty, held[["addr", "size_bytes"]].values
+        )
 
 
 @check("oom", "a refused 4 TiB with expandable segments: every handle closes", 90)
@@ -106,7 +119,9 @@ def compare_held(outcome, events, true):
     segments = [(addr, size) for addr, size in true["segments"]]
     covered = merged((addr, size) for addr, (size, _) in mapped.items())
     outcome.expect_equal(f"{when}: maps cover the segments exactly", covered, merged(segments))
-    outcome.expect_equal(f"{when}: live handles add up", int(held.size_bytes.sum()), true["reserved"])
+    outcome.expect_equal(
+        f"{when}: live handles add up", int(held.size_bytes.sum()), true["reserved"]
+    )
     handles = {alloc_id for _, alloc_id in mapped.values()}
     outcome.expect_equal(f"{when}: handles behind maps", handles, {int(i) for i in held.alloc_id})
     count = references(before)

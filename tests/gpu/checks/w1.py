@@ -1,4 +1,5 @@
 """w1: plain, virtual-memory and other threads' leaks, refused calls, pairs; by address."""
+
 import re
 
 from harness.log import blocks, live, maps, seq_gaps
@@ -37,7 +38,9 @@ def truth(output):
 def holders(held):
     """(address, size, tid) -> how often it is live, of blocks of `cuMemAlloc_v2`."""
     plain = held[(held.level == "device") & (held.api == "cuMemAlloc_v2")]
-    return sorted((int(a), int(s), int(t)) for a, s, t in zip(plain.addr, plain.size_bytes, plain.tid))
+    return sorted(
+        (int(a), int(s), int(t)) for a, s, t in zip(plain.addr, plain.size_bytes, plain.tid)
+    )
 
 
 def compare_leaks(outcome, true, events):
@@ -48,7 +51,9 @@ def compare_leaks(outcome, true, events):
     missing = sorted(set(plain) - set(seen))
     extra = sorted(set(seen) - set(plain))
     outcome.expect_equal("LEAK lines of cudaMalloc", len(plain), 14)
-    outcome.expect("every plain and thread leak is live: address, size, thread", not missing, missing)
+    outcome.expect(
+        "every plain and thread leak is live: address, size, thread", not missing, missing
+    )
     outcome.expect("nothing else of cuMemAlloc_v2 is live", not extra, extra)
 
     mapped = maps(events)
@@ -117,14 +122,19 @@ def compare_identity(outcome, true, log, events):
     row = log.process(true["pid"])
     pids = sorted({int(pid) for pid in events.pid})
     outcome.expect_equal("pid of every event", pids, [int(row.pid)])
-    outcome.expect("the leaks of threads have tids of their own", all(
-        t != true["pid"] for kind, _, _, t in true["leaks"] if kind == "thread"
-    ))
+    outcome.expect(
+        "the leaks of threads have tids of their own",
+        all(t != true["pid"] for kind, _, _, t in true["leaks"] if kind == "thread"),
+    )
     outcome.expect_equal("seen from the start", bool(row.from_start), True)
-    outcome.expect_equal("exit code in processes", None if row.exit_code is None else int(row.exit_code), 0)
+    outcome.expect_equal(
+        "exit code in processes", None if row.exit_code is None else int(row.exit_code), 0
+    )
     held = live(blocks(events))
     known = held[held.level == "device"].gpu_uuid.notna()
-    outcome.expect("every live device block has its GPU", known.all(), f"{int((~known).sum())} have none")
+    outcome.expect(
+        "every live device block has its GPU", known.all(), f"{int((~known).sum())} have none"
+    )
     outcome.expect_equal("gaps in seq", seq_gaps(log.events), 0)
     outcome.expect_equal("losses", log.losses(), {})
     libraries = log.table("process_libs")

@@ -1,4 +1,5 @@
 """Builds the CUDA programs with nvcc, each once."""
+
 import os
 import shutil
 import subprocess

@@ -1,4 +1,5 @@
 """What every check is given: the binary under test, programs, recordings."""
+
 import json
 import os
 import sys

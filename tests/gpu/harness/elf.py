@@ -1,4 +1,5 @@
 """Just enough ELF to find a function of a shared library in a process's memory."""
+
 import re
 import struct
 

@@ -3,6 +3,7 @@
 Independent of vramscope's own reader: what it says of a log is what any Parquet reader sees, plus
 the journals (Arrow IPC streams) of a log that is not sealed.
 """
+
 from pathlib import Path
 
 import pandas as pd
@@ -111,7 +112,9 @@ def seq_gaps(events):
     if events.empty:
         return 0
     seq = events.seq
-    return int(seq.max() - seq.min() + 1 - len(seq)) if seq.is_unique else int(seq.duplicated().sum())
+    return (
+        int(seq.max() - seq.min() + 1 - len(seq)) if seq.is_unique else int(seq.duplicated().sum())
+    )
 
 
 def blocks(events):
@@ -125,9 +128,7 @@ def blocks(events):
     columns += ["gpu_uuid", "nvml_index"]
     closed = events[(events.op == "free") & (events.alloc_id != 0)]
     closed = closed[["alloc_id", "level", "ts_ns", "api", "tid", "implicit"]]
-    closed = closed.rename(
-        columns={"ts_ns": "closed_ns", "api": "closed_by", "tid": "closed_tid"}
-    )
+    closed = closed.rename(columns={"ts_ns": "closed_ns", "api": "closed_by", "tid": "closed_tid"})
     return opened[columns].merge(closed, on=["alloc_id", "level"], how="left")
 
 
@@ -138,6 +139,11 @@ def live(all_blocks, at_ns=None):
         return all_blocks[never]
     later = (all_blocks.closed_ns > at_ns).fillna(False)
     return all_blocks[(all_blocks.ts_ns <= at_ns) & (never | later)]
+
+
+def spots(rows):
+    """(address, size) of every block."""
+    return {(int(a), int(s)) for a, s in zip(rows.addr, rows.size_bytes, strict=True)}
 
 
 def maps(events, at_ns=None):

@@ -1,4 +1,5 @@
 """Where the checks ran: everything that a figure has to be read with."""
+
 import datetime
 import os
 import platform
@@ -41,14 +42,16 @@ def describe(binary, nvml, command):
         facts.update(nvml.machine() if nvml else {"gpu": "none"})
     except Exception as error:  # what is wrong with NVML must not hide the rest
         facts["gpu"] = f"unknown ({error})"
-    facts.update({
-        "kernel": platform.release(),
-        "cpus": os.cpu_count(),
-        "python": platform.python_version(),
-        "torch": _version("torch"),
-        "pyarrow": _version("pyarrow"),
-        "nvcc": _nvcc(),
-        "vramscope": _says([binary, "--version"]),
-        "command": command,
-    })
+    facts.update(
+        {
+            "kernel": platform.release(),
+            "cpus": os.cpu_count(),
+            "python": platform.python_version(),
+            "torch": _version("torch"),
+            "pyarrow": _version("pyarrow"),
+            "nvcc": _nvcc(),
+            "vramscope": _says([binary, "--version"]),
+            "command": command,
+        }
+    )
     return facts

@@ -1,4 +1,5 @@
 """NVML's figures: memory in use on a device, and by one process on it."""
+
 import shutil
 import subprocess
 

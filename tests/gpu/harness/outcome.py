@@ -1,4 +1,5 @@
 """What a check found: expectations that hold or not, figures, tables."""
+
 import time
 
 

@@ -1,4 +1,5 @@
 """Programs that run while a check looks at them: output line by line with times, exit, usage."""
+
 import os
 import re
 import signal

@@ -1,6 +1,7 @@
 """The list of checks: a decorator adds one."""
+
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable
 
 
 @dataclass(frozen=True)

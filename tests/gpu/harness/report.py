@@ -1,4 +1,5 @@
 """Writes what was found: results.json for programs, results.md for docs/measured.md."""
+
 import json
 import tarfile
 from pathlib import Path
@@ -64,16 +65,18 @@ def write_markdown(path, machine, outcomes):
     lines = ["# Measured on a GPU", ""]
     lines += _table([{"what": key, "value": value} for key, value in machine.items()])
     lines += ["", "## Checks", ""]
-    lines += _table([
-        {
-            "check": outcome.name,
-            "result": HEADINGS[outcome.status],
-            "hold": f"{sum(e['ok'] for e in outcome.expectations)}/{len(outcome.expectations)}",
-            "s": outcome.seconds,
-            "what": outcome.about,
-        }
-        for outcome in outcomes
-    ])
+    lines += _table(
+        [
+            {
+                "check": outcome.name,
+                "result": HEADINGS[outcome.status],
+                "hold": f"{sum(e['ok'] for e in outcome.expectations)}/{len(outcome.expectations)}",
+                "s": outcome.seconds,
+                "what": outcome.about,
+            }
+            for outcome in outcomes
+        ]
+    )
     lines += ["", "## Figures", ""]
     for outcome in outcomes:
         lines += _section(outcome)

@@ -1,4 +1,5 @@
 """Writes small logs in vramscope's layout, for the tests of these checks."""
+
 import json
 from pathlib import Path
 
@@ -10,13 +11,33 @@ I64, I32, TEXT = pa.int64(), pa.int32(), pa.string()
 # Columns that the checks read, with their types in the log.
 COLUMNS = {
     "events": {
-        "seq": I64, "ts_ns": I64, "duration_ns": I64, "proc_id": I64, "pid": I32, "tid": I32,
-        "op": TEXT, "api": TEXT, "level": TEXT, "nvml_index": I32, "gpu_uuid": TEXT,
-        "cuda_ordinal": I32, "addr": I64, "size_bytes": I64, "delta_bytes": I64, "alloc_id": I64,
-        "stack_id": I64, "implicit": pa.bool_(), "result": I32, "backward_pass": I64,
+        "seq": I64,
+        "ts_ns": I64,
+        "duration_ns": I64,
+        "proc_id": I64,
+        "pid": I32,
+        "tid": I32,
+        "op": TEXT,
+        "api": TEXT,
+        "level": TEXT,
+        "nvml_index": I32,
+        "gpu_uuid": TEXT,
+        "cuda_ordinal": I32,
+        "addr": I64,
+        "size_bytes": I64,
+        "delta_bytes": I64,
+        "alloc_id": I64,
+        "stack_id": I64,
+        "implicit": pa.bool_(),
+        "result": I32,
+        "backward_pass": I64,
     },
     "processes": {
-        "ts_ns": I64, "proc_id": I64, "pid": I32, "ns_pid": I32, "exit_code": I32,
+        "ts_ns": I64,
+        "proc_id": I64,
+        "pid": I32,
+        "ns_pid": I32,
+        "exit_code": I32,
         "from_start": pa.bool_(),
     },
     "process_libs": {"ts_ns": I64, "kind": TEXT, "probes": I32, "probes_available": I32},
@@ -24,14 +45,26 @@ COLUMNS = {
     "oom": {"ts_ns": I64, "proc_id": I64, "api": TEXT},
     "annotations": {"ts_ns": I64, "proc_id": I64, "kind": TEXT, "text": TEXT},
     "breakdown": {
-        "ts_ns": I64, "proc_id": I64, "gpu_uuid": TEXT, "category": TEXT, "bytes": I64,
+        "ts_ns": I64,
+        "proc_id": I64,
+        "gpu_uuid": TEXT,
+        "category": TEXT,
+        "bytes": I64,
     },
     "site_usage": {
-        "ts_ns": I64, "proc_id": I64, "level": TEXT, "stack_id": I64, "live_bytes": I64,
+        "ts_ns": I64,
+        "proc_id": I64,
+        "level": TEXT,
+        "stack_id": I64,
+        "live_bytes": I64,
     },
     "process_samples": {
-        "ts_ns": I64, "proc_id": I64, "torch_allocated_bytes": I64, "torch_reserved_bytes": I64,
-        "torch_peak_allocated_bytes": I64, "torch_peak_reserved_bytes": I64,
+        "ts_ns": I64,
+        "proc_id": I64,
+        "torch_allocated_bytes": I64,
+        "torch_reserved_bytes": I64,
+        "torch_peak_allocated_bytes": I64,
+        "torch_peak_reserved_bytes": I64,
     },
     "device_samples": {"ts_ns": I64, "read_ns": I64},
 }
@@ -61,28 +94,62 @@ class Events:
     def row(self, op, api, level, **fields):
         """Adds a row; its number is its time."""
         seq = len(self.rows) + 1
-        self.rows.append({
-            "seq": seq, "ts_ns": seq * 1000, "duration_ns": 1, "proc_id": PROC_ID,
-            "pid": self.pid, "tid": self.pid, "op": op, "api": api, "level": level,
-            "nvml_index": 0, "gpu_uuid": "GPU-x", "cuda_ordinal": 0, "addr": 0, "size_bytes": None,
-            "delta_bytes": 0, "alloc_id": 0, "stack_id": 0, "implicit": False, "result": 0,
-            **fields,
-        })
+        self.rows.append(
+            {
+                "seq": seq,
+                "ts_ns": seq * 1000,
+                "duration_ns": 1,
+                "proc_id": PROC_ID,
+                "pid": self.pid,
+                "tid": self.pid,
+                "op": op,
+                "api": api,
+                "level": level,
+                "nvml_index": 0,
+                "gpu_uuid": "GPU-x",
+                "cuda_ordinal": 0,
+                "addr": 0,
+                "size_bytes": None,
+                "delta_bytes": 0,
+                "alloc_id": 0,
+                "stack_id": 0,
+                "implicit": False,
+                "result": 0,
+                **fields,
+            }
+        )
 
     def alloc(self, api, level, addr, size, tid=None, op="alloc"):
         """An allocation; gives its number."""
         self.last_id += 1
         self.blocks[self.last_id] = (level, addr, size)
-        self.row(op, api, level, addr=addr, size_bytes=size, delta_bytes=size or 0,
-                 alloc_id=self.last_id, tid=tid or self.pid)
+        self.row(
+            op,
+            api,
+            level,
+            addr=addr,
+            size_bytes=size,
+            delta_bytes=size or 0,
+            alloc_id=self.last_id,
+            tid=tid or self.pid,
+        )
         return self.last_id
 
     def free(self, api, alloc_id, implicit=False, level=None, **fields):
         """A free; with `level="virtual"` a release that leaves references behind."""
         own, addr, size = self.blocks[alloc_id]
         closes = level is None
-        self.row("free", api, level or own, addr=addr, size_bytes=size, alloc_id=alloc_id,
-                 delta_bytes=-(size or 0) if closes else 0, implicit=implicit, **fields)
+        self.row(
+            "free",
+            api,
+            level or own,
+            addr=addr,
+            size_bytes=size,
+            alloc_id=alloc_id,
+            delta_bytes=-(size or 0) if closes else 0,
+            implicit=implicit,
+            **fields,
+        )
         if closes:
             del self.blocks[alloc_id]
 

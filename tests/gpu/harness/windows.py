@@ -1,4 +1,5 @@
 """Windows of the program `pairs`: what an allocation cost, when."""
+
 import re
 from statistics import median
 
@@ -28,7 +29,10 @@ def summary(found, mode):
     costs = sorted(ns_per_pair(found, mode))
     if not costs:
         return {"windows": 0, "median_ns": None, "p10_ns": None, "p90_ns": None}
-    at = lambda share: round(costs[min(len(costs) - 1, int(share * len(costs)))], 1)
+
+    def at(share):
+        return round(costs[min(len(costs) - 1, int(share * len(costs)))], 1)
+
     return {
         "windows": len(costs),
         "median_ns": round(median(costs), 1),
