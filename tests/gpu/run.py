@@ -69,8 +69,9 @@ def run_check(check, context, seconds):
         check.run(context, outcome)
     except OutOfTime:
         outcome.error = f"the check took longer than {seconds:.0f} s"
-    except Exception:
-        outcome.error = traceback.format_exc(limit=6)
+    except Exception as error:
+        outcome.error = f"{type(error).__name__}: {error}".replace("\n", " / ")[:900]
+        outcome.trace = traceback.format_exc(limit=6)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         context.stop_all()

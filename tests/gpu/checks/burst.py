@@ -15,9 +15,8 @@ APIS = {
 }
 
 
-def said(output):
+def said(line):
     """Figures of the BURST line."""
-    line = re.search(r"^BURST (.*)", output, re.M)[1]
     return {key: float(value) for key, value in re.findall(r"(\w+)=([\d.]+)", line)}
 
 
@@ -38,12 +37,12 @@ def burst(context, outcome, mode, pairs):
     """Without the agent, then with it."""
     program = context.built("burst")
     command = [program, str(THREADS), str(pairs), mode, "1"]
-    alone = said(context.run(outcome, command, timeout=45).output)
+    alone = said(context.run(outcome, command, timeout=45).match(r"^BURST (.*)")[1])
     recording = context.record(outcome, f"burst-{mode}", command, timeout=70)
     outcome.expect_equal("exit code", recording.code, 0)
     output, log = recording.program.output, recording.log
-    figures = said(output)
-    pid = int(re.search(r"^PID (\d+)", output, re.M)[1])
+    figures = said(recording.program.match(r"^BURST (.*)")[1])
+    pid = int(recording.program.match(r"^PID (\d+)")[1])
     events = log.of(pid)
     alloc_apis, free_apis = APIS[mode]
     allocs = int(((events.op == "alloc") & events.api.isin(alloc_apis)).sum())

@@ -49,6 +49,7 @@ def kill(context, outcome):
     patched = entries.changed()
     outcome.figure("functions that differ from the file while attached", patched)
     outcome.expect("cuMemAlloc_v2 is probed while attached", "cuMemAlloc_v2" in patched)
+    outcome.expect("the agent records until it is killed", agent.poll() is None, agent.error[-300:])
     killed_ns, killed_at = time.time_ns(), time.monotonic_ns()
     agent.signal(signal.SIGKILL)
     agent.wait(10)
@@ -76,6 +77,8 @@ def look_at_log(context, outcome, path, killed_ns):
     """Readable as it is, and after `recover`; at most the last second is missing."""
     events = Log(path).events
     outcome.figure("events before the kill", len(events))
+    if not outcome.expect("events reached the log before the kill", not events.empty):
+        return
     missing_s = (killed_ns - int(events.ts_ns.max())) / 1e9
     outcome.figure("seconds missing before the kill", round(missing_s, 3))
     outcome.expect("at most the last second is missing", missing_s <= 1.0, f"{missing_s:.3f} s")

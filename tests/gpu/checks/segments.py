@@ -70,12 +70,12 @@ def w2(context, outcome, kind):
     output, log = recording.program.output, recording.log
     outcome.expect_equal("exit code", recording.code, 0)
     outcome.expect_equal("losses", log.losses(), {})
-    pid = int(re.search(r"^PID (\d+)", output, re.M)[1])
+    pid = int(recording.program.match(r"^PID (\d+)")[1])
     segments = [
         (int(addr, 16), int(size))
         for addr, size in re.findall(r"^LEAK segment (0x[0-9a-f]+) (\d+)", output, re.M)
     ]
-    true = re.search(r"^TRUE allocated_bytes=(\d+) reserved_bytes=(\d+)", output, re.M)
+    true = recording.program.match(r"^TRUE allocated_bytes=(\d+) reserved_bytes=(\d+)")
     allocated, reserved = int(true[1]), int(true[2])
     at_ns = recording.program.line_time_ns(r"^READY") + 500_000_000
     events = log.of(pid)

@@ -24,7 +24,7 @@ def torch_steps(context, outcome):
     recording = context.record(outcome, "torch-steps", command, timeout=105)
     output, log = recording.program.output, recording.log
     outcome.expect_equal("exit code", recording.code, 0)
-    pid = int(re.search(r"^PID (\d+)", output, re.M)[1])
+    pid = int(recording.program.match(r"^PID (\d+)")[1])
     steps = [json.loads(line) for line in re.findall(r"^STEP (.*)", output, re.M)]
     outcome.expect_equal("steps", len(steps), STEPS)
     outcome.expect_equal("losses", log.losses(), {})

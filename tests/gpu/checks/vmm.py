@@ -72,7 +72,7 @@ def nccl(context, outcome):
     outcome.expect_equal("exit code", recording.code, 0)
     output, log = recording.program.output, recording.log
     outcome.expect_equal("losses", log.losses(), {})
-    events = log.of(int(re.search(r"^PID (\d+)", output, re.M)[1]))
+    events = log.of(int(recording.program.match(r"^PID (\d+)")[1]))
     seen = references(events)
     outcome.figure("references", seen)
     said = re.search(r"^ALLREDUCE (\S+) (\S+)", output, re.M)
@@ -80,7 +80,7 @@ def nccl(context, outcome):
     if seen["created"]:
         taken = seen["created"] + seen["retained"] + seen["imported"]
         outcome.expect_equal("created + retained + imported = released", seen["released"], taken)
-        at_ns = int(re.search(r"^DESTROYED (\d+)", output, re.M)[1]) + 500_000_000
+        at_ns = int(recording.program.match(r"^DESTROYED (\d+)")[1]) + 500_000_000
         held = live(blocks(events), at_ns)
         held = held[held.api == "cuMemCreate"]
         outcome.expect(
@@ -94,13 +94,13 @@ def oom(context, outcome):
     recording = context.record(outcome, "oom", context.script("expandable_oom.py"), env, timeout=80)
     output, log = recording.program.output, recording.log
     outcome.expect_equal("exit code", recording.code, 0)
-    refused = re.search(r"^REFUSED (\w+) seconds=([\d.]+)", output, re.M)
-    outcome.expect_equal("the request was refused", refused and refused[1], "True")
+    refused = recording.program.match(r"^REFUSED (\w+) seconds=([\d.]+)")
+    outcome.expect_equal("the request was refused", refused[1], "True")
     outcome.expect("the program's data is whole", "SUM True" in output)
-    outcome.figure("seconds of the refused request", refused and float(refused[2]))
+    outcome.figure("seconds of the refused request", float(refused[2]))
     outcome.expect_equal("losses", log.losses(), {})
     outcome.expect_equal("gaps in seq", seq_gaps(log.events), 0)
-    pid = int(re.search(r"^PID (\d+)", output, re.M)[1])
+    pid = int(recording.program.match(r"^PID (\d+)")[1])
     events = log.of(pid)
     outcome.figure("references", references(events))
     outcome.expect("refused cuMemCreate calls are seen", references(events)["refused"] >= 1)

@@ -149,6 +149,7 @@ def w1(context, outcome, cudart):
     """All of it."""
     recording = record(context, outcome, cudart)
     outcome.expect_equal("exit code", recording.code, 0)
+    recording.program.match(r"^COUNTS ")
     true = truth(recording.program.output)
     log = recording.log
     events = log.of(true["pid"])

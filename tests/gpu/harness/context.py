@@ -86,6 +86,8 @@ class Context:
         finally:
             files = [path, *self.save(program, name)]
             outcome.keep += files
+        if not path.is_dir():
+            raise RuntimeError(f"no log, exit code {program.code}: {program.error[-600:]}")
         return Recording(program, path, files)
 
     def attach(self, outcome, name, pid, *options):

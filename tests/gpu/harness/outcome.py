@@ -13,7 +13,8 @@ class Outcome:
         self.tables = {}
         self.commands = []
         self.keep = []  # logs and outputs to keep if the check fails
-        self.error = None
+        self.error = None  # what ended the check before its time, in a line
+        self.trace = None  # and where
         self.skipped = None
         self.seconds = 0.0
         self._began = time.monotonic()
@@ -21,7 +22,9 @@ class Outcome:
     def expect(self, what, holds, detail=""):
         """Notes whether something holds; `detail` says what was seen instead."""
         holds = bool(holds)
-        self.expectations.append({"what": what, "ok": holds, "detail": str(detail)[:1500]})
+        self.expectations.append(
+            {"what": what, "ok": holds, "detail": " ".join(str(detail).split())[:1500]}
+        )
         return holds
 
     def expect_equal(self, what, seen, true):
@@ -62,7 +65,7 @@ class Outcome:
         for failure in failures[:3]:
             text += f"; NOT: {failure['what']} ({failure['detail'][:200]})"
         if self.error or self.skipped:
-            text += f"; {(self.error or self.skipped).strip().splitlines()[-1][:300]}"
+            text += f"; {(self.error or self.skipped)[:400]}"
         return text
 
     def as_dict(self):
@@ -77,5 +80,6 @@ class Outcome:
             "tables": self.tables,
             "commands": self.commands,
             "error": self.error,
+            "trace": self.trace,
             "not_run": self.skipped,
         }

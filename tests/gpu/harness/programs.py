@@ -67,6 +67,15 @@ class Program:
         texts = list(self.errors) if stderr else [text for _, _, text in list(self.lines)]
         return next((m for m in (re.search(pattern, text) for text in texts) if m), None)
 
+    def match(self, pattern):
+        """First place in its output that `pattern` fits; if none, an error with its last words."""
+        found = re.search(pattern, self.output, re.MULTILINE)
+        if not found:
+            raise RuntimeError(
+                f"{self.name} (exit code {self.code}) did not say {pattern!r}: {self.error[-600:]}"
+            )
+        return found
+
     def wait_line(self, pattern, timeout, stderr=False):
         """Waits for a line that `pattern` fits."""
         end = time.monotonic() + timeout

@@ -6,6 +6,7 @@ from pathlib import Path
 
 # What is kept of failing checks may be this large in all.
 KEPT_BYTES = 14 << 20
+HERE = str(Path(__file__).resolve().parents[1])
 HEADINGS = {"pass": "passed", "fail": "FAILED", "figures": "figures only", "not run": "NOT RUN"}
 
 
@@ -18,10 +19,15 @@ def _plain(value):
     return str(value)
 
 
+def _write(path, text):
+    """Writes a file; where these checks lie on this machine is nobody's business."""
+    Path(path).write_text(text.replace(HERE, "tests/gpu") + "\n", encoding="utf-8")
+
+
 def write_json(path, machine, outcomes):
     """All of it."""
     whole = {"machine": machine, "checks": [outcome.as_dict() for outcome in outcomes]}
-    Path(path).write_text(json.dumps(whole, indent=1, default=_plain) + "\n", encoding="utf-8")
+    _write(path, json.dumps(whole, indent=1, default=_plain))
 
 
 def _cell(value):
@@ -46,7 +52,7 @@ def _section(outcome):
         if not expectation["ok"]:
             lines.append(f"- NOT: {expectation['what']}: {_cell(expectation['detail'])}")
     if outcome.error:
-        lines.append(f"- ended by: {_cell(outcome.error.strip().splitlines()[-1])}")
+        lines.append(f"- ended by: {_cell(outcome.error)}")
     if outcome.skipped:
         lines.append(f"- {outcome.skipped}")
     for command in outcome.commands[:4]:
@@ -80,7 +86,7 @@ def write_markdown(path, machine, outcomes):
     lines += ["", "## Figures", ""]
     for outcome in outcomes:
         lines += _section(outcome)
-    Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    _write(path, "\n".join(lines))
 
 
 def _size(path):

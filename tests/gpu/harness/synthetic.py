@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.ipc
 import pyarrow.parquet as pq
 
 I64, I32, TEXT = pa.int64(), pa.int32(), pa.string()
