@@ -187,14 +187,14 @@ impl Desk<'_> {
     }
 
     fn blank(&self, op: &'static str, level: Level, ordinal: Option<i32>) -> EventRow {
-        let device = ordinal.and_then(|ordinal| self.who.devices.get(&ordinal));
+        let gpu = ordinal.and_then(|ordinal| self.who.devices.get(&ordinal));
         EventRow {
             proc_id: self.who.proc_id.0,
             pid: self.who.tgid as i32,
             op: Cow::Borrowed(op),
             level: Cow::Borrowed(level.as_str()),
-            nvml_index: device.map(|device| device.nvml_index),
-            gpu_uuid: device.map(|device| device.gpu_uuid.clone()),
+            nvml_index: gpu.map(|gpu| gpu.nvml_index),
+            gpu_uuid: gpu.map(|gpu| gpu.gpu_uuid.clone()),
             cuda_ordinal: ordinal,
             ..EventRow::default()
         }

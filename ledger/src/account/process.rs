@@ -258,12 +258,11 @@ impl Account {
         if addr == 0 {
             return;
         }
-        match self.blocks[space].take(addr, call.enter_ns) {
-            Some(entry) => desk.closed(call, &entry.value, call.enter_ns),
-            None => {
-                let level = [Level::Device, Level::Host, Level::Virtual, Level::Tensor][space];
-                desk.unknown(call, "free", level, addr);
-            }
+        if let Some(entry) = self.blocks[space].take(addr, call.enter_ns) {
+            desk.closed(call, &entry.value, call.enter_ns);
+        } else {
+            let level = [Level::Device, Level::Host, Level::Virtual, Level::Tensor][space];
+            desk.unknown(call, "free", level, addr);
         }
     }
 
