@@ -130,6 +130,19 @@ impl Contexts {
         Some(ctx)
     }
 
+    /// `cuDevicePrimaryCtxReset*`: gives the context whose contents are destroyed.
+    ///
+    /// The retains stay, as NVIDIA's manual says, with the `_v2` function (`keeps`); the older one
+    /// takes one of them away (both seen on an H200, driver 580). The next retain makes the context
+    /// anew, under the same handle.
+    pub(super) fn reset(&mut self, ordinal: i32, keeps: bool) -> Option<u64> {
+        let ctx = self.primary(ordinal)?;
+        if !keeps {
+            self.release(ordinal);
+        }
+        Some(ctx)
+    }
+
     /// `cuCtxSetCurrent`: replaces the top, or pops it.
     pub(super) fn set(&mut self, tid: u32, ctx: u64) {
         let stack = self.threads.entry(tid).or_default();
@@ -218,6 +231,20 @@ mod tests {
         assert_eq!(contexts.release(0), Some(0xa));
         assert_eq!(contexts.release(0), None);
         assert_eq!(contexts.release(5), None);
+    }
+
+    #[test]
+    fn a_reset_keeps_the_retains_or_takes_one() {
+        let mut contexts = Contexts::default();
+        contexts.retain(0xa, 0, 1);
+        assert_eq!(contexts.reset(0, true), Some(0xa));
+        contexts.retain(0xa, 0, 2);
+        assert_eq!(contexts.release(0), None);
+        assert_eq!(contexts.reset(0, false), Some(0xa));
+        assert_eq!(contexts.ordinal(0xa), None);
+        contexts.retain(0xa, 0, 3);
+        assert_eq!(contexts.release(0), Some(0xa));
+        assert_eq!(contexts.reset(9, false), None);
     }
 
     #[test]

@@ -18,7 +18,9 @@ fn row(op: &'static str, alloc_id: i64, addr: i64, delta: i64, ts_ns: i64) -> Ev
 
 fn state(rows: &[EventRow]) -> State {
     let mut state = State::new();
-    rows.iter().for_each(|row| state.apply(row));
+    for row in rows {
+        state.apply(row);
+    }
     state
 }
 

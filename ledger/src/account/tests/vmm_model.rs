@@ -88,15 +88,11 @@ impl Driver {
             }
             _ => {
                 let addr = one(&addrs)?;
-                // Maps side by side go at once; a range with a hole is refused by the driver.
-                let wanted = (addr..).step_by(0x100).take(1 + pick % 3);
-                let mut size_bytes = 0;
-                for handle in wanted.map_while(|at| self.maps.remove(&at)) {
-                    size_bytes += 0x100;
-                    self.objects
-                        .iter_mut()
-                        .filter(|o| o.handle == handle)
-                        .for_each(|o| o.maps -= 1);
+                let size_bytes = 0x100 * (1 + pick as u64 % 3);
+                for at in (addr..addr + size_bytes).step_by(0x100) {
+                    if let Some(handle) = self.maps.remove(&at) {
+                        self.object(handle).maps -= 1;
+                    }
                 }
                 Action::VmmUnmap { addr, size_bytes }
             }
