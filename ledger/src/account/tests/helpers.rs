@@ -117,7 +117,7 @@ impl Bench {
         }
         let is_address = |live: &LiveAllocation| {
             let handle = ["cuMemCreate", "cuMemImportFromShareableHandle"];
-            live.level != Level::Virtual && !handle.contains(&live.api.as_ref())
+            live.level != Level::Virtual && !handle.contains(&process.api(live))
         };
         let mut addrs: Vec<(bool, i64)> = process
             .live()
