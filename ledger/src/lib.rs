@@ -4,6 +4,7 @@
 //! state, [`log`] stores rows as Parquet and reads them back. Data flows one way: call -> row ->
 //! log -> row -> state -> report; live screens and offline reports run the same code.
 
+pub mod account;
 pub mod call;
 pub mod rows;
 mod table;

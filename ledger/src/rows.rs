@@ -5,6 +5,8 @@
 //! `ts_ns`) and `ts_ns` (nanoseconds since the epoch); unknown is NULL, except `stack_id` and
 //! `alloc_id`, where 0 means none. `Option` fields are the nullable columns.
 
+use std::borrow::Cow;
+
 use crate::table::table;
 
 table! {
@@ -23,13 +25,14 @@ table! {
         /// Thread id on the host; 0 for events without a thread.
         tid: i32,
         /// alloc, free, map, unmap, retain, import, export, reserve, fail, ctx, module, pool.
-        op: String,
-        /// The function called, or `exit`, `exec` for what the end of a process freed.
-        api: String,
+        op: Cow<'static, str>,
+        /// The function called; `exit`, `exec` for what the end of a process freed, `reused` for a
+        /// block whose free was never seen although its address was handed out again.
+        api: Cow<'static, str>,
         /// The runtime (libcudart) function around it, where labels are recorded.
         runtime_api: Option<String>,
         /// device, pool, tensor, managed, host, virtual, imported. Bytes add up within one level only.
-        level: String,
+        level: Cow<'static, str>,
         /// NVML's number of the device.
         nvml_index: Option<i32>,
         /// UUID of the device or MIG instance, with its `GPU-` or `MIG-` prefix.
@@ -133,8 +136,8 @@ table! {
         cuda_ordinal: Option<i32>,
         /// Address or handle.
         addr: i64,
-        /// Bytes.
-        size_bytes: i64,
+        /// Bytes; NULL where the allocation's size could not be read.
+        size_bytes: Option<i64>,
         /// Function that allocated.
         api: String,
         /// Stack of the allocation; 0 = none taken.

@@ -1,0 +1,243 @@
+//! Which context is current on which thread, and which device a context is on.
+
+use std::collections::HashMap;
+
+/// Depth of a thread's stack that is kept; a program that pushes without end (or whose pops were
+/// lost) costs no more memory than this.
+const MAX_DEPTH: usize = 64;
+
+/// A live context.
+#[derive(Clone, Copy, Debug)]
+struct Context {
+    ordinal: i32,
+    since_ns: i64,
+    /// Retains of a primary context; `None` for one that `cuCtxCreate` made.
+    retains: Option<u32>,
+}
+
+/// Where an allocation was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Place {
+    /// `CUcontext`.
+    pub(super) ctx: Option<u64>,
+    /// CUDA ordinal of its device.
+    pub(super) ordinal: Option<i32>,
+}
+
+/// Whether a process has had one context, and which.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ever {
+    None,
+    One(u64),
+    Many,
+}
+
+/// Contexts of one process.
+#[derive(Debug)]
+pub(super) struct Contexts {
+    contexts: HashMap<u64, Context>,
+    primary: HashMap<i32, u64>,
+    threads: HashMap<u32, Vec<u64>>,
+    ever: Ever,
+}
+
+impl Default for Contexts {
+    fn default() -> Self {
+        Self {
+            contexts: HashMap::new(),
+            primary: HashMap::new(),
+            threads: HashMap::new(),
+            ever: Ever::None,
+        }
+    }
+}
+
+impl Contexts {
+    /// Where the thread allocates: its current context and that one's device.
+    ///
+    /// A thread of which no context is known is placed only in a process that was seen from its
+    /// start (`from_start`) and has had one context ever: an allocation that succeeded needs a
+    /// context, and there is no other. Everything else would be a guess.
+    pub(super) fn place(&self, tid: u32, from_start: bool) -> Place {
+        let current = self.threads.get(&tid).and_then(|stack| stack.last()).copied();
+        let ctx = current.or(match self.ever {
+            Ever::One(ctx) if from_start && self.contexts.contains_key(&ctx) => Some(ctx),
+            _ => None,
+        });
+        Place { ctx, ordinal: ctx.and_then(|ctx| self.ordinal(ctx)) }
+    }
+
+    /// Device of a context.
+    pub(super) fn ordinal(&self, ctx: u64) -> Option<i32> {
+        self.contexts.get(&ctx).map(|context| context.ordinal)
+    }
+
+    /// The device's primary context.
+    pub(super) fn primary(&self, ordinal: i32) -> Option<u64> {
+        self.primary.get(&ordinal).copied()
+    }
+
+    /// A new context, current on the thread. True: the handle named another context before, whose
+    /// end was not seen.
+    pub(super) fn create(&mut self, tid: u32, ctx: u64, ordinal: i32, since_ns: i64) -> bool {
+        self.saw(ctx);
+        self.push(tid, ctx);
+        let made = Context { ordinal, since_ns, retains: None };
+        self.contexts.insert(ctx, made).is_some()
+    }
+
+    /// One more user of a primary context; the first one makes it. True as for
+    /// [`Contexts::create`].
+    pub(super) fn retain(&mut self, ctx: u64, ordinal: i32, since_ns: i64) -> bool {
+        self.saw(ctx);
+        self.primary.insert(ordinal, ctx);
+        match self.contexts.get_mut(&ctx) {
+            Some(Context { ordinal: at, retains: Some(retains), .. }) if *at == ordinal => {
+                *retains = retains.saturating_add(1);
+                false
+            }
+            _ => {
+                let made = Context { ordinal, since_ns, retains: Some(1) };
+                self.contexts.insert(ctx, made).is_some()
+            }
+        }
+    }
+
+    /// `cuCtxDestroy` that entered at `enter_ns`. False: the handle has been handed out again
+    /// since, the context that was meant is gone already.
+    pub(super) fn destroy(&mut self, tid: u32, ctx: u64, enter_ns: i64) -> bool {
+        if self.contexts.get(&ctx).is_some_and(|context| context.since_ns > enter_ns) {
+            return false;
+        }
+        self.contexts.remove(&ctx);
+        if let Some(stack) = self.threads.get_mut(&tid)
+            && stack.last() == Some(&ctx)
+        {
+            stack.pop();
+        }
+        true
+    }
+
+    /// One user of the primary context less; gives the context where that was the last.
+    pub(super) fn release(&mut self, ordinal: i32) -> Option<u64> {
+        let ctx = self.primary(ordinal)?;
+        let retains = self.contexts.get_mut(&ctx)?.retains.as_mut()?;
+        *retains = retains.saturating_sub(1);
+        if *retains > 0 {
+            return None;
+        }
+        self.contexts.remove(&ctx);
+        Some(ctx)
+    }
+
+    /// `cuCtxSetCurrent`: replaces the top, or pops it.
+    pub(super) fn set(&mut self, tid: u32, ctx: u64) {
+        let stack = self.threads.entry(tid).or_default();
+        stack.pop();
+        if ctx != 0 {
+            stack.push(ctx);
+            self.saw(ctx);
+        }
+    }
+
+    /// `cuCtxPushCurrent`.
+    pub(super) fn push(&mut self, tid: u32, ctx: u64) {
+        self.saw(ctx);
+        let stack = self.threads.entry(tid).or_default();
+        if stack.len() == MAX_DEPTH {
+            stack.remove(0);
+        }
+        stack.push(ctx);
+    }
+
+    /// `cuCtxPopCurrent`.
+    pub(super) fn pop(&mut self, tid: u32) {
+        if let Some(stack) = self.threads.get_mut(&tid) {
+            stack.pop();
+        }
+    }
+
+    fn saw(&mut self, ctx: u64) {
+        self.ever = match self.ever {
+            Ever::None => Ever::One(ctx),
+            Ever::One(one) if one == ctx => Ever::One(one),
+            _ => Ever::Many,
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ordinal(contexts: &Contexts, tid: u32) -> Option<i32> {
+        contexts.place(tid, false).ordinal
+    }
+
+    #[test]
+    fn set_replaces_the_top_and_zero_pops_it() {
+        let mut contexts = Contexts::default();
+        contexts.retain(0xa, 0, 1);
+        contexts.retain(0xb, 1, 2);
+        contexts.set(1, 0xa);
+        contexts.push(1, 0xb);
+        assert_eq!(ordinal(&contexts, 1), Some(1));
+        contexts.set(1, 0xa);
+        assert_eq!(ordinal(&contexts, 1), Some(0));
+        contexts.pop(1);
+        assert_eq!(ordinal(&contexts, 1), Some(0), "the one below the replaced top");
+        contexts.set(1, 0);
+        assert_eq!(contexts.place(1, false), Place::default());
+        contexts.pop(1);
+        assert_eq!(ordinal(&contexts, 2), None, "another thread has its own stack");
+    }
+
+    #[test]
+    fn the_only_context_of_a_process_seen_whole_is_everybodys() {
+        let mut contexts = Contexts::default();
+        contexts.retain(0xa, 3, 1);
+        assert_eq!(contexts.place(9, true), Place { ctx: Some(0xa), ordinal: Some(3) });
+        assert_eq!(contexts.place(9, false), Place::default());
+        contexts.push(1, 0xb);
+        assert_eq!(contexts.place(9, true), Place::default(), "there is a second one");
+    }
+
+    #[test]
+    fn a_context_from_before_attach_has_no_known_device() {
+        let mut contexts = Contexts::default();
+        contexts.set(1, 0xa);
+        assert_eq!(contexts.place(1, false), Place { ctx: Some(0xa), ordinal: None });
+    }
+
+    #[test]
+    fn the_last_release_ends_a_primary_context() {
+        let mut contexts = Contexts::default();
+        contexts.retain(0xa, 0, 1);
+        contexts.retain(0xa, 0, 2);
+        assert_eq!(contexts.release(0), None);
+        assert_eq!(contexts.release(0), Some(0xa));
+        assert_eq!(contexts.release(0), None);
+        assert_eq!(contexts.release(5), None);
+    }
+
+    #[test]
+    fn a_destroy_that_entered_before_the_handle_came_back_is_not_meant_for_it() {
+        let mut contexts = Contexts::default();
+        assert!(!contexts.create(1, 0xa, 0, 10));
+        assert!(contexts.create(2, 0xa, 1, 30), "the end of the first was not seen yet");
+        assert!(!contexts.destroy(1, 0xa, 20));
+        assert_eq!(contexts.ordinal(0xa), Some(1));
+        assert!(contexts.destroy(2, 0xa, 40));
+        assert_eq!(contexts.place(2, false), Place::default(), "destroy pops its own thread");
+    }
+
+    #[test]
+    fn endless_pushes_are_bounded() {
+        let mut contexts = Contexts::default();
+        for ctx in 1..200 {
+            contexts.push(1, ctx);
+        }
+        assert_eq!(contexts.threads[&1].len(), MAX_DEPTH);
+        assert_eq!(contexts.place(1, false).ctx, Some(199));
+    }
+}

@@ -1,0 +1,349 @@
+//! One process in the books: its contexts, its blocks, its handles.
+
+use std::collections::HashMap;
+
+use super::{
+    contexts::{Contexts, Place},
+    desk::{Block, Cause, Desk, Shelf, Waiting, bytes},
+    order::call_effect_ns,
+    slots::Slots,
+    vmm::{Vmm, abandon, is_waiting},
+};
+use crate::{
+    call::{Action, Call, Level, Location, ProcId, Space},
+    rows::EventRow,
+};
+
+/// Which GPU a process means by an ordinal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceId {
+    /// NVML's number.
+    pub nvml_index: i32,
+    /// UUID with its `GPU-` or `MIG-` prefix.
+    pub gpu_uuid: String,
+}
+
+/// Who a process is, and what the agent knows of it.
+#[derive(Debug)]
+pub(super) struct Who {
+    pub(super) proc_id: ProcId,
+    pub(super) tgid: u32,
+    /// Seen from its first `cuInit`: nothing is from before attach.
+    pub(super) from_start: bool,
+    pub(super) devices: HashMap<i32, DeviceId>,
+    /// Frees of what is not in the books.
+    pub(super) unknown_frees: u64,
+}
+
+/// Address spaces: an address of one never meets the same number in another.
+const DEVICE: usize = 0;
+const HOST: usize = 1;
+const VIRTUAL: usize = 2;
+const TENSOR: usize = 3;
+
+fn space_of(level: Level) -> usize {
+    match level {
+        Level::Device | Level::Pool | Level::Managed | Level::Imported => DEVICE,
+        Level::Host => HOST,
+        Level::Virtual => VIRTUAL,
+        // The first tensor of a segment lies at the segment's own address.
+        Level::Tensor => TENSOR,
+    }
+}
+
+/// One process.
+#[derive(Debug)]
+pub(super) struct Process {
+    pub(super) who: Who,
+    /// When its program began: calls from before an exec are about a state that is gone.
+    pub(super) begin_ns: i64,
+    /// Something of it was seen, or happened before attach: a `cuInit` is not its first call.
+    pub(super) touched: bool,
+    pub(super) books: Account,
+}
+
+/// What a process holds.
+#[derive(Debug, Default)]
+pub(super) struct Account {
+    contexts: Contexts,
+    blocks: [Slots<Block>; 4],
+    vmm: Vmm,
+}
+
+impl Process {
+    pub(super) fn new(proc_id: ProcId, tgid: u32, begin_ns: i64) -> Self {
+        let who =
+            Who { proc_id, tgid, from_start: false, devices: HashMap::new(), unknown_frees: 0 };
+        Self { who, begin_ns, touched: false, books: Account::default() }
+    }
+
+    /// Notes what a call says of how early the process is seen.
+    pub(super) fn note(&mut self, call: &Call) {
+        self.who.tgid = call.tgid;
+        match call.action {
+            Action::Init => {
+                if call.result == 0 {
+                    self.who.from_start |= !self.touched;
+                    self.touched = true;
+                }
+            }
+            _ => self.touched = true,
+        }
+    }
+}
+
+impl Account {
+    /// Applies a call that succeeded.
+    pub(super) fn apply(&mut self, desk: &mut Desk<'_>, call: &Call) {
+        match call.action {
+            Action::Alloc { level, addr, size_bytes } => {
+                self.alloc(desk, call, level, addr, size_bytes);
+            }
+            Action::HostRegister { addr, size_bytes } => {
+                self.alloc(desk, call, Level::Host, addr, Some(size_bytes));
+            }
+            Action::Reserve { addr, size_bytes } => {
+                self.alloc(desk, call, Level::Virtual, addr, Some(size_bytes));
+            }
+            Action::Free { addr, space: Space::Device } => self.free(desk, call, DEVICE, addr),
+            Action::Free { addr, space: Space::Host } | Action::HostUnregister { addr } => {
+                self.free(desk, call, HOST, addr);
+            }
+            Action::Unreserve { addr, .. } => self.free(desk, call, VIRTUAL, addr),
+            Action::VmmCreate { handle, size_bytes, location } => {
+                self.vmm.create(desk, call, handle, size_bytes, location);
+            }
+            Action::VmmRelease { handle } => self.vmm.release(desk, call, handle),
+            Action::VmmMap { addr, size_bytes, handle } => {
+                self.vmm.map(desk, call, addr, size_bytes, handle);
+            }
+            Action::VmmUnmap { addr, size_bytes } => self.vmm.unmap(desk, call, addr, size_bytes),
+            Action::VmmRetain { handle, .. } => self.vmm.retain(desk, call, handle),
+            Action::VmmExport { handle } => self.vmm.export(desk, call, handle),
+            Action::VmmImport { handle } => self.vmm.import(desk, call, handle),
+            _ => self.apply_context(desk, call),
+        }
+    }
+
+    fn apply_context(&mut self, desk: &mut Desk<'_>, call: &Call) {
+        let contexts = &mut self.contexts;
+        match call.action {
+            Action::CtxSet { ctx } => contexts.set(call.tid, ctx),
+            Action::CtxPush { ctx } => contexts.push(call.tid, ctx),
+            Action::CtxPop => contexts.pop(call.tid),
+            Action::CtxCreate { ctx, ordinal } => {
+                let reused = contexts.create(call.tid, ctx, ordinal, call.exit_ns);
+                self.context_made(
+                    desk,
+                    call,
+                    Place { ctx: Some(ctx), ordinal: Some(ordinal) },
+                    reused,
+                );
+            }
+            Action::PrimaryRetain { ctx, ordinal } => {
+                let reused = contexts.retain(ctx, ordinal, call.exit_ns);
+                self.context_made(
+                    desk,
+                    call,
+                    Place { ctx: Some(ctx), ordinal: Some(ordinal) },
+                    reused,
+                );
+            }
+            Action::CtxDestroy { ctx } => {
+                context_row(desk, call, Place { ctx: Some(ctx), ordinal: contexts.ordinal(ctx) });
+                if contexts.destroy(call.tid, ctx, call.enter_ns) {
+                    self.free_context(desk, call, ctx);
+                }
+            }
+            Action::PrimaryRelease { ordinal } => {
+                let ctx = contexts.primary(ordinal);
+                context_row(desk, call, Place { ctx, ordinal: Some(ordinal) });
+                if let Some(ctx) = contexts.release(ordinal) {
+                    self.free_context(desk, call, ctx);
+                }
+            }
+            // A reset destroys what is in the context; the retains stay, and so does the handle.
+            Action::PrimaryReset { ordinal } => {
+                let ctx = contexts.primary(ordinal);
+                context_row(desk, call, Place { ctx, ordinal: Some(ordinal) });
+                if let Some(ctx) = ctx {
+                    self.free_context(desk, call, ctx);
+                }
+            }
+            // Which GPU an ordinal is needs NVML's answer too: `Ledger::set_device`.
+            _ => {}
+        }
+    }
+
+    /// Writes the row of a call that failed: never live bytes.
+    pub(super) fn fail(&self, desk: &mut Desk<'_>, call: &Call) {
+        let place = self.contexts.place(call.tid, desk.who.from_start);
+        let asked = asked(&call.action, place.ordinal);
+        let row = desk.event(call, "fail", asked.level, asked.ordinal);
+        desk.emit(EventRow {
+            addr: asked.addr as i64,
+            size_bytes: asked.size_bytes.and_then(bytes),
+            stack_id: call.stack_id,
+            ..row
+        });
+    }
+
+    /// Gives up waiting for the free of a displaced entry.
+    pub(super) fn give_up(&mut self, desk: &mut Desk<'_>, waiting: &Waiting) {
+        match waiting.shelf {
+            Shelf::Handles => self.vmm.give_up_handle(desk, waiting.key, waiting.since_ns),
+            Shelf::Maps => self.vmm.give_up_map(desk, waiting.key, waiting.since_ns),
+            Shelf::Blocks(space) => {
+                let Some(slots) = self.blocks.get_mut(space) else { return };
+                let entry = slots.take_if(waiting.key, |entry| is_waiting(entry, waiting.since_ns));
+                if let Some(entry) = entry {
+                    abandon(desk, &entry, &entry.value);
+                }
+            }
+        }
+    }
+
+    /// Everything is free: the process (or its program) ended.
+    pub(super) fn close_all(&mut self, desk: &mut Desk<'_>, cause: Cause) {
+        for slots in &mut self.blocks {
+            for entry in slots.take_all(|_| true) {
+                if entry.displaced_ns.is_some() {
+                    abandon(desk, &entry, &entry.value);
+                } else {
+                    desk.implied(cause, &entry.value);
+                }
+            }
+        }
+        self.vmm.close_all(desk, cause);
+    }
+
+    /// Allocations in the books, displaced ones included.
+    pub(super) fn blocks(&self) -> impl Iterator<Item = &Block> {
+        let slots = self.blocks.iter().flat_map(Slots::iter);
+        slots.map(|(_, entry)| &entry.value).chain(self.vmm.blocks())
+    }
+
+    fn alloc(
+        &mut self,
+        desk: &mut Desk<'_>,
+        call: &Call,
+        level: Level,
+        addr: u64,
+        size_bytes: Option<u64>,
+    ) {
+        let place = match level {
+            Level::Virtual => Place::default(),
+            _ => self.contexts.place(call.tid, desk.who.from_start),
+        };
+        let block = Block {
+            alloc_id: desk.alloc_id(),
+            level,
+            addr,
+            size_bytes: size_bytes.and_then(bytes),
+            place,
+            api: call.api,
+            stack_id: call.stack_id,
+            since_ns: call_effect_ns(call),
+        };
+        let space = space_of(level);
+        let op = if level == Level::Virtual { "reserve" } else { "alloc" };
+        desk.opened(call, op, &block);
+        if let Some(displaced) = self.blocks[space].insert(addr, block.since_ns, block) {
+            let until_ns = displaced.displaced_ns.unwrap_or(block.since_ns);
+            desk.wait(Shelf::Blocks(space), addr, displaced.since_ns, until_ns);
+        }
+    }
+
+    fn free(&mut self, desk: &mut Desk<'_>, call: &Call, space: usize, addr: u64) {
+        if addr == 0 {
+            return;
+        }
+        match self.blocks[space].take(addr, call.enter_ns) {
+            Some(entry) => desk.closed(call, &entry.value, call.enter_ns),
+            None => {
+                let level = [Level::Device, Level::Host, Level::Virtual, Level::Tensor][space];
+                desk.unknown(call, "free", level, addr);
+            }
+        }
+    }
+
+    fn context_made(&mut self, desk: &mut Desk<'_>, call: &Call, place: Place, reused: bool) {
+        context_row(desk, call, place);
+        if let Some(ctx) = place.ctx
+            && reused
+        {
+            self.free_context(desk, call, ctx);
+        }
+    }
+
+    /// Frees what was made in a context. Pools and VMM handles have lives of their own, and so
+    /// have reservations.
+    fn free_context(&mut self, desk: &mut Desk<'_>, call: &Call, ctx: u64) {
+        let cause = Cause { api: call.api, tid: call.tid, ts_ns: call.exit_ns };
+        for space in [DEVICE, HOST] {
+            let gone = self.blocks[space].take_all(|entry| {
+                let block = &entry.value;
+                block.place.ctx == Some(ctx)
+                    && block.level != Level::Pool
+                    && entry.displaced_ns.is_none()
+                    && entry.since_ns <= cause.ts_ns
+            });
+            for entry in gone {
+                desk.implied(cause, &entry.value);
+            }
+        }
+    }
+}
+
+fn context_row(desk: &mut Desk<'_>, call: &Call, place: Place) {
+    let row = desk.event(call, "ctx", Level::Device, place.ordinal);
+    desk.emit(EventRow { addr: place.ctx.unwrap_or(0) as i64, ..row });
+}
+
+/// What a failed call asked for.
+struct Asked {
+    level: Level,
+    addr: u64,
+    size_bytes: Option<u64>,
+    ordinal: Option<i32>,
+}
+
+/// Reads only what the call put in: the driver's answers are not there.
+fn asked(action: &Action, current: Option<i32>) -> Asked {
+    let of = |level, addr, size_bytes, ordinal| Asked { level, addr, size_bytes, ordinal };
+    match *action {
+        Action::Alloc { level, size_bytes, .. } => of(level, 0, size_bytes, current),
+        Action::Free { addr, space: Space::Device } => of(Level::Device, addr, None, current),
+        Action::Free { addr, space: Space::Host } | Action::HostUnregister { addr } => {
+            of(Level::Host, addr, None, current)
+        }
+        Action::HostRegister { addr, size_bytes } => {
+            of(Level::Host, addr, Some(size_bytes), current)
+        }
+        Action::VmmCreate { size_bytes, location, .. } => match location {
+            Location::Device(ordinal) => of(Level::Device, 0, Some(size_bytes), Some(ordinal)),
+            Location::Host => of(Level::Host, 0, Some(size_bytes), None),
+            Location::Unknown => of(Level::Device, 0, Some(size_bytes), None),
+        },
+        Action::VmmMap { addr, size_bytes, .. }
+        | Action::VmmUnmap { addr, size_bytes }
+        | Action::Unreserve { addr, size_bytes } => {
+            of(Level::Virtual, addr, Some(size_bytes), None)
+        }
+        Action::VmmRetain { addr, .. } => of(Level::Virtual, addr, None, None),
+        Action::Reserve { size_bytes, .. } => of(Level::Virtual, 0, Some(size_bytes), None),
+        Action::VmmRelease { handle } | Action::VmmExport { handle } => {
+            of(Level::Device, handle, None, None)
+        }
+        Action::VmmImport { .. } => of(Level::Imported, 0, None, None),
+        Action::CtxDestroy { ctx } | Action::CtxSet { ctx } | Action::CtxPush { ctx } => {
+            of(Level::Device, ctx, None, None)
+        }
+        Action::CtxCreate { ordinal, .. }
+        | Action::PrimaryRetain { ordinal, .. }
+        | Action::PrimaryRelease { ordinal }
+        | Action::PrimaryReset { ordinal }
+        | Action::DeviceUuid { ordinal, .. } => of(Level::Device, 0, None, Some(ordinal)),
+        Action::CtxPop | Action::Init => of(Level::Device, 0, None, None),
+    }
+}
