@@ -2,16 +2,20 @@
 
 #[cfg(feature = "live")]
 pub mod attach;
+pub mod cli;
+#[cfg(feature = "live")]
+pub mod clock;
+pub mod cmd;
 #[cfg(feature = "live")]
 pub mod decode;
 #[cfg(feature = "live")]
+pub mod host;
+#[cfg(feature = "live")]
 pub mod kernel;
-#[cfg(feature = "live")]
-pub mod probes;
-#[cfg(feature = "live")]
-pub mod clock;
 #[cfg(feature = "live")]
 pub mod live;
 #[cfg(feature = "live")]
-pub mod host;
+pub mod nvml;
+#[cfg(feature = "live")]
+pub mod probes;
 pub mod units;

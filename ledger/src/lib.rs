@@ -6,5 +6,6 @@
 
 pub mod account;
 pub mod call;
+pub mod log;
 pub mod rows;
 mod table;

@@ -1,1 +1,3 @@
 //! Simulated GPU and scenario tests.
+
+pub mod sim;

@@ -81,7 +81,8 @@ pub(super) fn wait(duration: Option<Duration>, pids: &[u32]) -> anyhow::Result<(
 }
 
 fn runs(host: &Host, pid: u32) -> bool {
-    host.stat(pid).is_some_and(|stat| !matches!(stat.state, 'Z' | 'X'))
+    // A process that only waits to be reaped has no executable any more.
+    std::fs::read_link(host.process_path(pid, "exe")).is_ok()
 }
 
 /// A runtime for signals and timers.

@@ -23,7 +23,7 @@ use super::{
     lives::{Life, Lives},
     polled::Polled,
     readings::Readings,
-    sink::AnyRow,
+    sink::{AnyRow, ToLog},
 };
 use crate::{
     attach::{Notice, worker::Command},
@@ -83,7 +83,7 @@ pub struct Books {
     pub(super) polled: Polled,
     rows: Vec<AnyRow>,
     events: Vec<EventRow>,
-    sink: SyncSender<Vec<AnyRow>>,
+    sink: SyncSender<ToLog>,
     attach: Sender<Command>,
     /// Moment up to which everything was applied, epoch nanoseconds.
     applied_ns: i64,
@@ -95,7 +95,7 @@ impl Books {
     pub fn new(
         opening: Opening,
         counters: Counters,
-        sink: SyncSender<Vec<AnyRow>>,
+        sink: SyncSender<ToLog>,
         attach: Sender<Command>,
     ) -> Self {
         Self {
@@ -126,6 +126,7 @@ impl Books {
                 Message::Sample(sample) => self.sample(sample),
                 Message::Rows(rows) => self.rows.extend(rows),
                 Message::Checkpoint => self.checkpoint(),
+                Message::LogRecovered => self.write_running(),
                 Message::Stop(answer) => return self.close(&answer),
             }
             if Instant::now() >= next_poll {
@@ -144,7 +145,7 @@ impl Books {
     fn hand_over(&mut self) {
         if !self.rows.is_empty() {
             // The log's thread outlives this one; if it died, its panic is the news.
-            self.sink.send(std::mem::take(&mut self.rows)).unwrap_or_default();
+            self.sink.send(ToLog::Rows(std::mem::take(&mut self.rows))).unwrap_or_default();
         }
     }
 
@@ -487,8 +488,17 @@ impl Books {
     }
 
     fn checkpoint(&mut self) {
-        let rows: Vec<_> = self.ledger.live(self.applied_ns).map(AnyRow::from).collect();
-        self.rows.extend(rows);
+        self.hand_over();
+        let rows = self.ledger.live(self.applied_ns).collect();
+        let checkpoint = ToLog::Checkpoint { seq: self.ledger.seq(), rows };
+        self.sink.send(checkpoint).unwrap_or_default();
+    }
+
+    fn write_running(&mut self) {
+        let running: Vec<ProcId> = self.lives.running().map(|life| life.proc_id).collect();
+        for proc_id in running {
+            self.write_process(proc_id);
+        }
     }
 
     fn close(mut self, answer: &Sender<Closed>) {
@@ -496,11 +506,8 @@ impl Books {
         for input in rest {
             self.apply(&input);
         }
-        let running: Vec<ProcId> = self.lives.running().map(|life| life.proc_id).collect();
         self.poll();
-        for proc_id in running {
-            self.write_process(proc_id);
-        }
+        self.write_running();
         self.checkpoint();
         self.annotate(None, "stop", "the recording ended".to_owned(), None);
         self.hand_over();

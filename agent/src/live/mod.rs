@@ -37,6 +37,8 @@ pub enum Message {
     Rows(Vec<sink::AnyRow>),
     /// The log rotates and wants the live set.
     Checkpoint,
+    /// The log can be written again after a failure: who is who must be said again.
+    LogRecovered,
     /// The recording ends: all that was seen before is applied, then this is answered.
     Stop(Sender<books::Closed>),
 }

@@ -23,7 +23,7 @@ use super::{
     books::{Books, Opening},
     devices::Devices,
     reader,
-    sink::{self, AnyRow, Written},
+    sink::{self, AnyRow, ToLog, Written},
 };
 use crate::{
     attach::{
@@ -125,7 +125,7 @@ impl Session {
         let log = start_log(&options, &host, anchor, row_batches, messages.clone())?;
         let (reader, gpus) = open_nvml();
         let beginnings = first_rows(reader.as_ref(), &gpus, &host, &options);
-        rows.send(beginnings).context("hand the first rows to the log")?;
+        rows.send(ToLog::Rows(beginnings)).context("hand the first rows to the log")?;
 
         let mut kernel = Kernel::load(options.ring_bytes)?;
         let rings = kernel.take_rings()?;
@@ -241,7 +241,7 @@ fn start_log(
     options: &Options,
     host: &Host,
     anchor: Anchor,
-    rows: Receiver<Vec<AnyRow>>,
+    rows: Receiver<ToLog>,
     asks: SyncSender<Message>,
 ) -> anyhow::Result<Thread<anyhow::Result<Written>>> {
     let now_ns = clock::epoch_ns();
@@ -252,9 +252,8 @@ fn start_log(
             host: host.name().to_owned(),
             boot_id: host.boot_id().to_owned(),
             pid: std::process::id(),
-            start_ns: now_ns,
             tool_version: env!("CARGO_PKG_VERSION").to_owned(),
-            command: options.command.clone(),
+            command: vec!["vramscope".to_owned(), options.command.clone()],
             clock: log::ClockAnchor { wall_ns: now_ns, boot_ns: now_ns - anchor.offset_ns() },
         },
         options: log::Options { max_disk_bytes: options.max_disk_bytes, ..log::Options::default() },

@@ -49,6 +49,20 @@ any_row!(
     AnnotationRow, LossRow
 );
 
+/// What the log's thread is handed.
+#[derive(Debug)]
+pub enum ToLog {
+    /// Rows, in their order.
+    Rows(Vec<AnyRow>),
+    /// The live set after the event `seq`.
+    Checkpoint {
+        /// `seq` of the last event before it.
+        seq: i64,
+        /// The allocations.
+        rows: Vec<rows::LiveRow>,
+    },
+}
+
 /// How long the thread sleeps when no rows come: the journal's pace.
 const TICK: Duration = Duration::from_millis(50);
 
@@ -80,7 +94,7 @@ pub struct Written {
 /// Opens the log; the answer goes to `opened`. Then takes rows until the senders are gone.
 pub fn run(
     start: Start,
-    rows: &Receiver<Vec<AnyRow>>,
+    inbox: &Receiver<ToLog>,
     asks: &SyncSender<Message>,
     opened: &SyncSender<anyhow::Result<()>>,
 ) -> anyhow::Result<Written> {
@@ -97,25 +111,30 @@ pub fn run(
     };
     let mut events = 0;
     loop {
-        match rows.recv_timeout(TICK) {
-            Ok(batch) => {
+        match inbox.recv_timeout(TICK) {
+            Ok(ToLog::Rows(batch)) => {
                 for row in batch {
                     events += u64::from(matches!(row, AnyRow::EventRow(_)));
                     push(&mut writer, row);
                 }
             }
+            Ok(ToLog::Checkpoint { seq, rows }) => writer.checkpoint(seq, rows),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => break,
         }
-        if writer.tick(clock::epoch_ns()).checkpoint {
+        let tick = writer.tick(clock::epoch_ns());
+        if tick.checkpoint_due {
             // A full channel means that the next rotation asks again.
             asks.try_send(Message::Checkpoint).unwrap_or_default();
         }
+        if tick.recovered {
+            asks.try_send(Message::LogRecovered).unwrap_or_default();
+        }
     }
-    let dropped = writer.dropped();
-    let finished = writer.finish(clock::epoch_ns());
-    match finished {
-        Ok(log_bytes) => Ok(Written { events, dropped, log_bytes }),
+    let dropped = writer.dropped().map(|(_, count)| count).sum();
+    let log_bytes = writer.disk_bytes();
+    match writer.finish(clock::epoch_ns()) {
+        Ok(()) => Ok(Written { events, dropped, log_bytes }),
         Err(failure) => {
             error!(error = %failure, "the end of the log is in its journal only");
             Err(failure).context("finish the log; what was sealed before is intact")
@@ -127,7 +146,8 @@ fn open(start: Start) -> anyhow::Result<Writer> {
     if let Some((uid, gid)) = start.owner {
         become_owner(uid, gid).context("take on the rights of the log's owner")?;
     }
-    Writer::create(&start.folder, start.run, start.options).context("open the log")
+    let writer = Writer::create(&start.folder, &start.run, start.options).context("open the log")?;
+    Ok(writer)
 }
 
 /// This thread's effective user and group only; the rest of the process stays root.

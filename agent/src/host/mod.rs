@@ -1,0 +1,133 @@
+//! Facts that the kernel tells through `/proc` and `/sys`: who a process is, what it has mapped,
+//! what it and its container use.
+//!
+//! Takes a root directory (`/`, or a made-up tree in tests), gives rows of the log. Whatever cannot
+//! be read, has vanished or makes no sense is `None`: a process may end between any two reads, and
+//! every name, argument and variable here is chosen by somebody else. Text is bounded, converted
+//! lossily and has its control characters escaped (see [`text`]).
+
+mod cgroup;
+mod command;
+mod container;
+mod env;
+mod identity;
+mod libs;
+mod maps;
+mod open;
+mod ordinals;
+mod stat;
+mod system;
+pub mod text;
+
+use std::{
+    path::{Path, PathBuf},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+pub use self::{
+    cgroup::{Cgroup, parse as parse_cgroup},
+    env::{ALLOWED as ALLOWED_ENV, Env},
+    identity::{CommandDetail, Identity},
+    libs::{LibKind, Library},
+    maps::Mapping,
+    open::{BoundedElf, ElfSource},
+    ordinals::ordinal_map,
+    stat::{ProcessUsage, Stat},
+};
+
+/// Longest text file of `/proc` or `/sys` that is read whole; `/proc/stat` of a host with
+/// thousands of interrupt lines is the longest ordinary one.
+const TEXT_LIMIT: u64 = 1 << 20;
+
+/// Clock ticks a second in `/proc`: `USER_HZ`, 100 on every architecture that Linux runs CUDA on.
+const TICK_NS: u64 = 10_000_000;
+
+/// Reads the facts of one host from below a root directory.
+#[derive(Clone, Debug)]
+pub struct Host {
+    root: PathBuf,
+    boot_id: String,
+    name: String,
+    /// When the host booted, nanoseconds since the epoch.
+    boot_ns: Option<i64>,
+}
+
+impl Host {
+    /// This host.
+    pub fn live() -> Self {
+        let mut host = Self::at("/");
+        host.boot_ns = boot_ns_by_clocks().or(host.boot_ns);
+        host
+    }
+
+    /// A host whose `/proc`, `/sys`, `/dev` and `/etc` lie below `root`.
+    pub fn at(root: impl Into<PathBuf>) -> Self {
+        let mut host =
+            Self { root: root.into(), boot_id: String::new(), name: String::new(), boot_ns: None };
+        let kernel = |name: &str| {
+            host.read(Path::new("proc/sys/kernel").join(name))
+                .map(|bytes| text::clean(bytes.trim_ascii(), 256))
+                .unwrap_or_default()
+        };
+        let (boot_id, name) = (kernel("random/boot_id"), kernel("hostname"));
+        host.boot_id = boot_id;
+        host.name = name;
+        host.boot_ns = host.boot_ns_by_stat();
+        host
+    }
+
+    /// The kernel's random id of this boot.
+    pub fn boot_id(&self) -> &str {
+        &self.boot_id
+    }
+
+    /// Name of the host.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// A path below the root, `proc/version` for example.
+    pub fn path(&self, relative: impl AsRef<Path>) -> PathBuf {
+        self.root.join(relative)
+    }
+
+    /// A path below the root's `proc/PID`.
+    pub fn process_path(&self, pid: u32, relative: impl AsRef<Path>) -> PathBuf {
+        self.root.join("proc").join(pid.to_string()).join(relative)
+    }
+
+    /// The process ids in `/proc`, in the kernel's order.
+    pub fn pids(&self) -> Vec<u32> {
+        let Ok(entries) = std::fs::read_dir(self.path("proc")) else { return Vec::new() };
+        entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
+    }
+
+    /// Reads a text file below the root, at most [`TEXT_LIMIT`] bytes of it.
+    fn read(&self, relative: impl AsRef<Path>) -> Option<Vec<u8>> {
+        text::read_bounded(&self.path(relative), TEXT_LIMIT)
+    }
+
+    /// Reads a file below `/proc/PID`, at most `limit` bytes of it.
+    fn read_process(&self, pid: u32, relative: &str, limit: u64) -> Option<Vec<u8>> {
+        text::read_bounded(&self.process_path(pid, relative), limit)
+    }
+
+    /// Boot time in whole seconds, as `/proc/stat` gives it.
+    fn boot_ns_by_stat(&self) -> Option<i64> {
+        let stat = self.read("proc/stat")?;
+        let seconds: i64 = text::field(&stat, "btime")?.parse().ok()?;
+        seconds.checked_mul(1_000_000_000)
+    }
+}
+
+/// Boot time as wall clock less boot clock: `btime` is cut to whole seconds, which would show
+/// processes as started before the command that started them.
+fn boot_ns_by_clocks() -> Option<i64> {
+    let boot = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let since_boot = boot.tv_sec.checked_mul(1_000_000_000)?.checked_add(boot.tv_nsec)?;
+    let wall = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_nanos();
+    i64::try_from(wall).ok()?.checked_sub(since_boot)
+}
+
+#[cfg(test)]
+mod testing;

@@ -1,0 +1,154 @@
+/* Questions about GPUs, and the words for results. */
+#include "driver.h"
+
+#include <stdio.h>
+#include <string.h>
+
+CUresult cuDeviceGetCount(int *count)
+{
+    CUresult rc = driver_ready();
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    int ordinals = 0;
+    while (driver_gpu(ordinals) >= 0)
+        ordinals++;
+    *count = ordinals;
+    return CUDA_SUCCESS;
+}
+
+/* CUDA_SUCCESS and the GPU, or why there is none. */
+static CUresult find(CUdevice ordinal, int *gpu)
+{
+    CUresult rc = driver_ready();
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    *gpu = driver_gpu(ordinal);
+    return *gpu < 0 ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGet(CUdevice *device, int ordinal)
+{
+    int gpu;
+    CUresult rc = find(ordinal, &gpu);
+    if (rc == CUDA_SUCCESS)
+        *device = ordinal;
+    return rc;
+}
+
+CUresult cuDeviceGetName(char *name, int len, CUdevice dev)
+{
+    int gpu;
+    CUresult rc = find(dev, &gpu);
+    if (rc == CUDA_SUCCESS && len > 0)
+        snprintf(name, (size_t)len, "%s", SIM_GPU_NAME);
+    return rc;
+}
+
+static CUresult uuid_of(CUuuid *uuid, CUdevice dev)
+{
+    int gpu;
+    CUresult rc = find(dev, &gpu);
+    if (rc == CUDA_SUCCESS)
+        sim_gpu_uuid(gpu, (unsigned char *)uuid->bytes);
+    return rc;
+}
+
+CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)
+{
+    return uuid_of(uuid, dev);
+}
+
+CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice dev)
+{
+    return uuid_of(uuid, dev);
+}
+
+CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
+{
+    int gpu;
+    CUresult rc = find(dev, &gpu);
+    if (rc == CUDA_SUCCESS)
+        *bytes = driver_state()->capacity;
+    return rc;
+}
+
+CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice dev)
+{
+    int gpu;
+    CUresult rc = find(dev, &gpu);
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    switch (attribute) {
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
+        *value = 9;
+        break;
+    case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID:
+        *value = (int)sim_gpu_bus(gpu);
+        break;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
+        *value = 132;
+        break;
+    case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
+    case CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY:
+    case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
+        *value = 1;
+        break;
+    default:
+        *value = 0;
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetPCIBusId(char *text, int len, CUdevice dev)
+{
+    int gpu;
+    CUresult rc = find(dev, &gpu);
+    if (rc == CUDA_SUCCESS && len > 0)
+        snprintf(text, (size_t)len, "0000:%02X:00.0", sim_gpu_bus(gpu));
+    return rc;
+}
+
+static const struct {
+    CUresult result;
+    const char *name, *text;
+} results[] = {
+    {CUDA_SUCCESS, "CUDA_SUCCESS", "no error"},
+    {CUDA_ERROR_INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
+    {CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
+    {CUDA_ERROR_NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
+    {CUDA_ERROR_NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
+    {CUDA_ERROR_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
+    {CUDA_ERROR_INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+    {CUDA_ERROR_INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
+    {CUDA_ERROR_NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
+    {CUDA_ERROR_CONTEXT_IS_DESTROYED, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed"},
+    {CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
+     "part or all of the requested memory range is already mapped"},
+    {CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED",
+     "pointer does not correspond to a registered memory region"},
+    {CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
+};
+
+CUresult cuGetErrorName(CUresult error, const char **text)
+{
+    for (size_t i = 0; i < sizeof results / sizeof *results; i++)
+        if (results[i].result == error) {
+            *text = results[i].name;
+            return CUDA_SUCCESS;
+        }
+    *text = NULL;
+    return CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuGetErrorString(CUresult error, const char **text)
+{
+    for (size_t i = 0; i < sizeof results / sizeof *results; i++)
+        if (results[i].result == error) {
+            *text = results[i].text;
+            return CUDA_SUCCESS;
+        }
+    *text = NULL;
+    return CUDA_ERROR_INVALID_VALUE;
+}

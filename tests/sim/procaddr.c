@@ -1,0 +1,120 @@
+/* cuGetProcAddress: how the runtime, NCCL and others find the driver's functions. Like the real
+ * one it returns the exported addresses, so a probe on an exported symbol sees their calls. */
+#include "driver.h"
+
+#include <string.h>
+
+#define ROW(name, since, symbol) {name, since, false, (void *)symbol}
+#define PER_THREAD(name, since, symbol) {name, since, true, (void *)symbol}
+
+/* (name asked for, lowest CUDA version, symbol); of the rows of one name the last one whose
+ * version is not above the caller's counts. Per-thread rows count with that flag only. */
+static const struct {
+    const char *name;
+    int since;
+    bool per_thread;
+    void *symbol;
+} rows[] = {
+    ROW("cuInit", 2000, cuInit),
+    ROW("cuDriverGetVersion", 2020, cuDriverGetVersion),
+    ROW("cuDeviceGetCount", 2000, cuDeviceGetCount),
+    ROW("cuDeviceGet", 2000, cuDeviceGet),
+    ROW("cuDeviceGetName", 2000, cuDeviceGetName),
+    ROW("cuDeviceGetUuid", 9020, cuDeviceGetUuid),
+    ROW("cuDeviceGetUuid", 11040, cuDeviceGetUuid_v2),
+    ROW("cuDeviceTotalMem", 3020, cuDeviceTotalMem_v2),
+    ROW("cuDeviceGetAttribute", 2000, cuDeviceGetAttribute),
+    ROW("cuDeviceGetPCIBusId", 4010, cuDeviceGetPCIBusId),
+    ROW("cuGetErrorName", 6000, cuGetErrorName),
+    ROW("cuGetErrorString", 6000, cuGetErrorString),
+    ROW("cuGetProcAddress", 11030, cuGetProcAddress),
+    ROW("cuGetProcAddress", 12000, cuGetProcAddress_v2),
+    ROW("cuCtxCreate", 3020, cuCtxCreate_v2),
+    ROW("cuCtxCreate", 11040, cuCtxCreate_v3),
+    ROW("cuCtxCreate", 12050, cuCtxCreate_v4),
+    ROW("cuCtxDestroy", 4000, cuCtxDestroy_v2),
+    ROW("cuCtxSetCurrent", 4000, cuCtxSetCurrent),
+    ROW("cuCtxGetCurrent", 4000, cuCtxGetCurrent),
+    ROW("cuCtxPushCurrent", 4000, cuCtxPushCurrent_v2),
+    ROW("cuCtxPopCurrent", 4000, cuCtxPopCurrent_v2),
+    ROW("cuCtxGetDevice", 2000, cuCtxGetDevice),
+    ROW("cuCtxSynchronize", 2000, cuCtxSynchronize),
+    ROW("cuDevicePrimaryCtxRetain", 7000, cuDevicePrimaryCtxRetain),
+    ROW("cuDevicePrimaryCtxRelease", 7000, cuDevicePrimaryCtxRelease),
+    ROW("cuDevicePrimaryCtxRelease", 11000, cuDevicePrimaryCtxRelease_v2),
+    ROW("cuDevicePrimaryCtxReset", 7000, cuDevicePrimaryCtxReset),
+    ROW("cuDevicePrimaryCtxReset", 11000, cuDevicePrimaryCtxReset_v2),
+    ROW("cuMemGetInfo", 3020, cuMemGetInfo_v2),
+    ROW("cuMemAlloc", 3020, cuMemAlloc_v2),
+    ROW("cuMemAllocPitch", 3020, cuMemAllocPitch_v2),
+    ROW("cuMemAllocManaged", 6000, cuMemAllocManaged),
+    ROW("cuMemFree", 3020, cuMemFree_v2),
+    ROW("cuMemAllocAsync", 11020, cuMemAllocAsync),
+    PER_THREAD("cuMemAllocAsync", 11020, cuMemAllocAsync_ptsz),
+    ROW("cuMemAllocFromPoolAsync", 11020, cuMemAllocFromPoolAsync),
+    PER_THREAD("cuMemAllocFromPoolAsync", 11020, cuMemAllocFromPoolAsync_ptsz),
+    ROW("cuMemFreeAsync", 11020, cuMemFreeAsync),
+    PER_THREAD("cuMemFreeAsync", 11020, cuMemFreeAsync_ptsz),
+    ROW("cuDeviceGetDefaultMemPool", 11020, cuDeviceGetDefaultMemPool),
+    ROW("cuDeviceGetMemPool", 11020, cuDeviceGetMemPool),
+    ROW("cuDeviceSetMemPool", 11020, cuDeviceSetMemPool),
+    ROW("cuMemPoolCreate", 11020, cuMemPoolCreate),
+    ROW("cuMemPoolDestroy", 11020, cuMemPoolDestroy),
+    ROW("cuMemPoolTrimTo", 11020, cuMemPoolTrimTo),
+    ROW("cuMemPoolSetAttribute", 11020, cuMemPoolSetAttribute),
+    ROW("cuMemPoolGetAttribute", 11020, cuMemPoolGetAttribute),
+    ROW("cuMemAddressReserve", 10020, cuMemAddressReserve),
+    ROW("cuMemAddressFree", 10020, cuMemAddressFree),
+    ROW("cuMemCreate", 10020, cuMemCreate),
+    ROW("cuMemRelease", 10020, cuMemRelease),
+    ROW("cuMemMap", 10020, cuMemMap),
+    ROW("cuMemUnmap", 10020, cuMemUnmap),
+    ROW("cuMemSetAccess", 10020, cuMemSetAccess),
+    ROW("cuMemRetainAllocationHandle", 11000, cuMemRetainAllocationHandle),
+    ROW("cuMemExportToShareableHandle", 10020, cuMemExportToShareableHandle),
+    ROW("cuMemImportFromShareableHandle", 10020, cuMemImportFromShareableHandle),
+    ROW("cuMemGetAllocationGranularity", 10020, cuMemGetAllocationGranularity),
+    ROW("cuMemHostAlloc", 2020, cuMemHostAlloc),
+    ROW("cuMemAllocHost", 3020, cuMemAllocHost_v2),
+    ROW("cuMemFreeHost", 2000, cuMemFreeHost),
+    ROW("cuMemHostRegister", 6050, cuMemHostRegister_v2),
+    ROW("cuMemHostUnregister", 4000, cuMemHostUnregister),
+    ROW("cuStreamCreate", 2000, cuStreamCreate),
+    ROW("cuStreamDestroy", 4000, cuStreamDestroy_v2),
+    ROW("cuStreamSynchronize", 2000, cuStreamSynchronize),
+    PER_THREAD("cuStreamSynchronize", 7000, cuStreamSynchronize_ptsz),
+};
+
+static CUresult look_up(const char *name, int version, cuuint64_t flags, void **symbol,
+                        CUdriverProcAddressQueryResult *status)
+{
+    bool per_thread = flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
+    *symbol = NULL;
+    *status = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        if (strcmp(rows[i].name, name) || (rows[i].per_thread && !per_thread))
+            continue;
+        if (version >= rows[i].since)
+            *symbol = rows[i].symbol;
+        *status = *symbol ? CU_GET_PROC_ADDRESS_SUCCESS
+                          : CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT;
+    }
+    return *symbol ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+CUresult cuGetProcAddress(const char *name, void **symbol, int version, cuuint64_t flags)
+{
+    CUdriverProcAddressQueryResult status;
+    if (!name || !symbol)
+        return CUDA_ERROR_INVALID_VALUE;
+    return look_up(name, version, flags, symbol, &status);
+}
+
+CUresult cuGetProcAddress_v2(const char *name, void **symbol, int version, cuuint64_t flags,
+                             CUdriverProcAddressQueryResult *status)
+{
+    CUdriverProcAddressQueryResult unasked;
+    if (!name || !symbol)
+        return CUDA_ERROR_INVALID_VALUE;
+    return look_up(name, version, flags, symbol, status ? status : &unasked);
+}

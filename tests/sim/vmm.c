@@ -1,0 +1,408 @@
+/* Virtual memory management: physical memory behind handles, mapped into reserved addresses.
+ *
+ * The pages of a handle go when it has no reference, no map and no open export or import, in
+ * whichever order these end. Within a process that is counted here; between processes the shared
+ * state counts (state.h), from the first export on. */
+#define _GNU_SOURCE
+#include "driver.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define HANDLE_BASE 0x55d000000000ull /* handles look like small heap addresses */
+#define HANDLE_STEP 0x40ull
+#define EXPORT_TEXT "vramscope simulated export %llu\n"
+
+struct memory {
+    int gpu; /* -1: host memory, charged to no GPU */
+    uint64_t bytes;
+    unsigned references, maps;
+    int export; /* index into the shared exports, or -1 */
+    CUmemAllocationHandleType types;
+    bool in_use;
+    unsigned next_free;
+};
+
+struct map {
+    unsigned memory;
+    uint64_t bytes;
+};
+
+static struct memory *memories; /* slot 0 stays empty: it ends the list of free slots */
+static unsigned memory_room, memory_count = 1, first_free;
+static struct map *map_at[GRANULES / 4096]; /* maps by their first granule, paged */
+static uint64_t *reserved_at[GRANULES / 4096]; /* reservations, likewise */
+static uint16_t export_uses[SIM_MAX_EXPORTS]; /* this process's handles of a shared object */
+
+static unsigned memory_new(int gpu, uint64_t bytes)
+{
+    unsigned index = first_free;
+    if (index) {
+        first_free = memories[index].next_free; /* last released first, as with addresses */
+    } else {
+        if (memory_count >= memory_room) {
+            memory_room = memory_room ? 2 * memory_room : 256;
+            memories = realloc(memories, memory_room * sizeof *memories);
+        }
+        index = memory_count++;
+    }
+    memories[index] = (struct memory){
+        .gpu = gpu, .bytes = bytes, .references = 1, .export = -1, .in_use = true};
+    return index;
+}
+
+static CUmemGenericAllocationHandle handle_of(unsigned index)
+{
+    return HANDLE_BASE + index * HANDLE_STEP;
+}
+
+/* NULL unless somebody still holds a reference: a map alone does not keep the handle's name. */
+static struct memory *find(CUmemGenericAllocationHandle handle)
+{
+    uint64_t index = (handle - HANDLE_BASE) / HANDLE_STEP;
+    if (handle < HANDLE_BASE || (handle - HANDLE_BASE) % HANDLE_STEP || index >= memory_count ||
+        index == 0)
+        return NULL;
+    return memories[index].in_use && memories[index].references ? &memories[index] : NULL;
+}
+
+static struct sim_export *shared_of(int export)
+{
+    return &driver_state()->exports[export];
+}
+
+static void free_if_unused(struct memory *memory)
+{
+    if (memory->references || memory->maps)
+        return;
+    if (memory->export >= 0) {
+        if (--export_uses[memory->export] == 0) {
+            sim_lock();
+            sim_export_drop(shared_of(memory->export), driver_owner());
+            sim_unlock();
+        }
+    } else if (memory->gpu >= 0) {
+        sim_uncharge(driver_owner(), memory->gpu, memory->bytes);
+    }
+    memory->in_use = false;
+    memory->next_free = first_free;
+    first_free = (unsigned)(memory - memories);
+}
+
+static CUresult location_gpu(const CUmemLocation *location, int *gpu)
+{
+    if (location->type == CU_MEM_LOCATION_TYPE_DEVICE) {
+        *gpu = driver_gpu(location->id);
+        return *gpu < 0 ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
+    }
+    *gpu = -1;
+    return location->type >= CU_MEM_LOCATION_TYPE_HOST &&
+                   location->type <= CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT
+               ? CUDA_SUCCESS
+               : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* Needs no current context: worker threads of allocators call it without one. */
+static CUresult create(CUmemGenericAllocationHandle *out, uint64_t bytes,
+                       const CUmemAllocationProp *prop)
+{
+    int gpu;
+    if (!out || !prop || !bytes || bytes % GRANULE || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult rc = location_gpu(&prop->location, &gpu);
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    if (gpu >= 0 && !sim_charge(driver_owner(), gpu, bytes))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    unsigned index = memory_new(gpu, bytes);
+    memories[index].types = prop->requestedHandleTypes;
+    *out = handle_of(index);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
+                     const CUmemAllocationProp *prop, unsigned long long flags)
+{
+    if (flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    WITH_DRIVER(create(handle, bytes, prop));
+}
+
+static CUresult release(CUmemGenericAllocationHandle handle)
+{
+    struct memory *memory = find(handle);
+    if (!memory)
+        return CUDA_ERROR_INVALID_VALUE;
+    memory->references--;
+    free_if_unused(memory);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
+{
+    WITH_DRIVER(release(handle));
+}
+
+CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop,
+                                       CUmemAllocationGranularity_flags option)
+{
+    (void)option;
+    CUresult rc = driver_ready();
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    if (!granularity || !prop)
+        return CUDA_ERROR_INVALID_VALUE;
+    *granularity = GRANULE;
+    return CUDA_SUCCESS;
+}
+
+/* The entry of a granule in a two-level table; the second level is made on first use. */
+static struct map *map_entry(size_t granule)
+{
+    struct map **page = &map_at[granule / 4096];
+    if (!*page)
+        *page = calloc(4096, sizeof **page);
+    return &(*page)[granule % 4096];
+}
+
+static uint64_t *reserved_entry(size_t granule)
+{
+    uint64_t **page = &reserved_at[granule / 4096];
+    if (!*page)
+        *page = calloc(4096, sizeof **page);
+    return &(*page)[granule % 4096];
+}
+
+static CUresult reserve(CUdeviceptr *out, uint64_t bytes, uint64_t alignment)
+{
+    if (!out || !bytes || bytes % GRANULE || alignment & (alignment - 1) || alignment > GRANULE)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUdeviceptr base = arena_take(bytes);
+    if (!base)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    for (size_t i = 0, first = arena_granule(base); i < bytes / GRANULE; i++)
+        *reserved_entry(first + i) = i == 0 ? bytes : 1; /* 1: inside of a reservation */
+    *out = base;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemAddressReserve(CUdeviceptr *ptr, size_t bytes, size_t alignment, CUdeviceptr hint,
+                             unsigned long long flags)
+{
+    (void)hint, (void)flags; /* a hint binds nobody */
+    WITH_DRIVER(reserve(ptr, bytes, alignment));
+}
+
+/* The first granule of a range that lies in the arena; SIZE_MAX if it doesn't. */
+static size_t range_granule(CUdeviceptr ptr, uint64_t bytes)
+{
+    if (!bytes || ptr % GRANULE || bytes % GRANULE)
+        return SIZE_MAX;
+    size_t last = arena_granule(ptr + bytes - 1);
+    return last == SIZE_MAX ? SIZE_MAX : arena_granule(ptr);
+}
+
+static CUresult unreserve(CUdeviceptr ptr, uint64_t bytes)
+{
+    size_t first = range_granule(ptr, bytes);
+    if (first == SIZE_MAX || *reserved_entry(first) != bytes)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < bytes / GRANULE; i++)
+        if (map_entry(first + i)->memory)
+            return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < bytes / GRANULE; i++)
+        *reserved_entry(first + i) = 0;
+    arena_give(ptr, bytes);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemAddressFree(CUdeviceptr ptr, size_t bytes)
+{
+    WITH_DRIVER(unreserve(ptr, bytes));
+}
+
+static CUresult map(CUdeviceptr ptr, uint64_t bytes, uint64_t offset,
+                    CUmemGenericAllocationHandle handle)
+{
+    struct memory *memory = find(handle);
+    size_t first = range_granule(ptr, bytes);
+    if (!memory || offset || bytes > memory->bytes || first == SIZE_MAX)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < bytes / GRANULE; i++)
+        if (!*reserved_entry(first + i) || map_entry(first + i)->memory)
+            return CUDA_ERROR_INVALID_VALUE;
+    unsigned index = (unsigned)(memory - memories);
+    for (size_t i = 0; i < bytes / GRANULE; i++)
+        *map_entry(first + i) = (struct map){index, i == 0 ? bytes : 0};
+    memory->maps++;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemMap(CUdeviceptr ptr, size_t bytes, size_t offset,
+                  CUmemGenericAllocationHandle handle, unsigned long long flags)
+{
+    if (flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    WITH_DRIVER(map(ptr, bytes, offset, handle));
+}
+
+/* Takes whole maps only, any number of them. */
+static CUresult unmap(CUdeviceptr ptr, uint64_t bytes)
+{
+    size_t first = range_granule(ptr, bytes), count = bytes / GRANULE;
+    if (first == SIZE_MAX || !map_entry(first)->bytes)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < count;) {
+        struct map *entry = map_entry(first + i);
+        if (entry->bytes > bytes - i * GRANULE)
+            return CUDA_ERROR_INVALID_VALUE;
+        i += entry->bytes ? entry->bytes / GRANULE : 1;
+    }
+    for (size_t i = 0; i < count; i++) {
+        struct map gone = *map_entry(first + i);
+        *map_entry(first + i) = (struct map){0, 0};
+        if (gone.bytes) {
+            memories[gone.memory].maps--;
+            free_if_unused(&memories[gone.memory]);
+        }
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemUnmap(CUdeviceptr ptr, size_t bytes)
+{
+    WITH_DRIVER(unmap(ptr, bytes));
+}
+
+static CUresult set_access(CUdeviceptr ptr, uint64_t bytes, const CUmemAccessDesc *desc,
+                           size_t count)
+{
+    size_t first = range_granule(ptr, bytes);
+    if (first == SIZE_MAX || !desc || !count)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < bytes / GRANULE; i++)
+        if (!map_entry(first + i)->memory)
+            return CUDA_ERROR_INVALID_VALUE;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemSetAccess(CUdeviceptr ptr, size_t bytes, const CUmemAccessDesc *desc, size_t count)
+{
+    WITH_DRIVER(set_access(ptr, bytes, desc, count));
+}
+
+static CUresult retain(CUmemGenericAllocationHandle *out, CUdeviceptr addr)
+{
+    size_t granule = arena_granule(addr);
+    unsigned index = granule == SIZE_MAX ? 0 : map_entry(granule)->memory;
+    if (!out || !index)
+        return CUDA_ERROR_INVALID_VALUE;
+    memories[index].references++;
+    *out = handle_of(index);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *addr)
+{
+    WITH_DRIVER(retain(handle, (CUdeviceptr)addr));
+}
+
+/* A free shared record for memory that is exported for the first time. Shared lock held. */
+static int share(const struct memory *memory)
+{
+    struct sim_state *state = driver_state();
+    for (int i = 0; i < SIM_MAX_EXPORTS; i++)
+        if (!state->exports[i].id) {
+            state->exports[i] = (struct sim_export){.id = ++state->next_export,
+                                                    .bytes = memory->bytes,
+                                                    .gpu = memory->gpu,
+                                                    .charged_to = driver_owner()};
+            sim_export_hold(&state->exports[i], driver_owner());
+            return i;
+        }
+    return -1;
+}
+
+/* A descriptor whose file names the object, with the lock that shows others that it is open. */
+static int open_export(uint64_t id)
+{
+    char path[4096], text[64];
+    sim_export_path(id, path, sizeof path);
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    int length = snprintf(text, sizeof text, EXPORT_TEXT, (unsigned long long)id);
+    if (fd < 0)
+        return -1;
+    if (fchmod(fd, 0666) || pwrite(fd, text, (size_t)length, 0) != length || flock(fd, LOCK_SH)) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+static CUresult export(int *out, CUmemGenericAllocationHandle handle,
+                       CUmemAllocationHandleType type)
+{
+    struct memory *memory = find(handle);
+    if (!out || !memory || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
+        !(memory->types & type))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (memory->gpu < 0)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    sim_lock();
+    if (memory->export < 0) {
+        memory->export = share(memory);
+        if (memory->export >= 0)
+            export_uses[memory->export] = 1;
+    }
+    int fd = memory->export < 0 ? -1 : open_export(shared_of(memory->export)->id);
+    sim_unlock();
+    if (fd < 0)
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    *out = fd;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
+                                      CUmemAllocationHandleType type, unsigned long long flags)
+{
+    if (flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    WITH_DRIVER(export(shareable, handle, type));
+}
+
+static CUresult import(CUmemGenericAllocationHandle *out, int fd, CUmemAllocationHandleType type)
+{
+    char text[64] = "";
+    unsigned long long id;
+    if (!out || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
+        pread(fd, text, sizeof text - 1, 0) <= 0 || sscanf(text, EXPORT_TEXT, &id) != 1)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct sim_state *state = driver_state();
+    int export = -1;
+    sim_lock();
+    for (int i = 0; i < SIM_MAX_EXPORTS && export < 0; i++)
+        if (state->exports[i].id == id)
+            export = i;
+    if (export >= 0)
+        sim_export_hold(&state->exports[export], driver_owner());
+    sim_unlock();
+    if (export < 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    unsigned index = memory_new(shared_of(export)->gpu, shared_of(export)->bytes);
+    memories[index].export = export;
+    memories[index].types = type;
+    export_uses[export]++;
+    *out = handle_of(index);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable,
+                                        CUmemAllocationHandleType type)
+{
+    WITH_DRIVER(import(handle, (int)(intptr_t)shareable, type));
+}

@@ -1,0 +1,115 @@
+//! `cargo xtask test`: every test that this machine can run, and what it can't, with the reason.
+//!
+//! Parts, in order: the committed objects, unit and doc tests, scenario tests under the real agent
+//! on a simulated GPU (as root), and readers of the log in Python. A part that can't run is a skip;
+//! in continuous integration (`CI=true`) a skip that the machine could have avoided is a failure.
+
+mod libtest;
+mod machine;
+mod readers;
+
+use crate::{ebpf, sh, tally::Tally};
+use anyhow::{Context as _, Result};
+use machine::Obstacle;
+use std::{
+    io::{BufRead as _, BufReader},
+    process::{Command, ExitCode, Stdio},
+    time::Instant,
+};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Also run what takes long: tests see `VRAMSCOPE_FULL=1`
+    #[arg(long)]
+    full: bool,
+}
+
+/// A part either ran and has counts, or met an obstacle.
+type Part = Result<Result<Tally, Obstacle>>;
+
+pub(crate) fn run(args: &Args) -> ExitCode {
+    for agent in machine::running_agents() {
+        println!(
+            "note: an agent runs already ({agent}): a second one is refused, so stop it first"
+        );
+    }
+    let parts: [(&str, &dyn Fn() -> Part); 4] = [
+        ("objects of the kernel half", &|| Ok(Ok(ebpf::check()?))),
+        ("unit and doc tests", &|| unit(args)),
+        ("scenario tests under the real agent", &|| scenarios(args)),
+        ("readers of the log in Python", &|| readers(args)),
+    ];
+    let mut total = Tally::default();
+    let mut summary = Vec::new();
+    for (name, part) in parts {
+        println!("== test: {name}");
+        let started = Instant::now();
+        let (tally, note) = counted(part());
+        println!("{note}");
+        summary.push(format!("{name}: {tally} ({} s){note}", started.elapsed().as_secs()));
+        total += tally;
+    }
+    println!("== test: summary\n{}\n{total}", summary.join("\n"));
+    total.exit_code()
+}
+
+/// Counts of a part, with a remark where it did not run or ended in an error.
+fn counted(part: Part) -> (Tally, String) {
+    match part {
+        Ok(Ok(tally)) => (tally, String::new()),
+        Ok(Err(obstacle)) if obstacle.avoidable && machine::is_ci() => {
+            (Tally::FAILED, format!(": a skip this machine could avoid: {}", obstacle.reason))
+        }
+        Ok(Err(obstacle)) => (Tally::SKIPPED, format!(": skipped: {}", obstacle.reason)),
+        Err(error) => (Tally::FAILED, format!(": {error:#}")),
+    }
+}
+
+fn unit(args: &Args) -> Part {
+    Ok(Ok(cargo_test(&["test", "--locked"], args, &[])?))
+}
+
+fn scenarios(args: &Args) -> Part {
+    if let Some(obstacle) = machine::scenario_obstacle() {
+        return Ok(Err(obstacle));
+    }
+    let agent = machine::build_agent()?;
+    // One at a time: they share one kernel, and one agent a host is the rule.
+    let test = ["test", "--locked", "-p", "agent-tests", "--", "--test-threads=1", "--show-output"];
+    Ok(Ok(cargo_test(&test, args, &[("VRAMSCOPE_BIN", &agent.display().to_string())])?))
+}
+
+fn readers(args: &Args) -> Part {
+    let agent = machine::build_agent()?;
+    readers::run(&agent, args.full)
+}
+
+/// Runs `cargo test`, shows its output as it comes and counts its tests.
+fn cargo_test(cargo_args: &[&str], args: &Args, env: &[(&str, &str)]) -> Result<Tally> {
+    let mut command = sh::cargo()?;
+    command.args(cargo_args).envs(env.iter().copied());
+    set_full(&mut command, args.full);
+    println!("$ {}", sh::line(&command));
+    let mut child = command
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("run `{}`", sh::line(&command)))?;
+    let mut output = libtest::Output::default();
+    if let Some(stdout) = child.stdout.take() {
+        for line in BufReader::new(stdout).split(b'\n') {
+            let line = line.context("read the tests' output")?;
+            let line = String::from_utf8_lossy(&line);
+            if output.take(&line) {
+                println!("{line}");
+            }
+        }
+    }
+    let status = child.wait().context("wait for cargo test")?;
+    Ok(output.finish(status.success()))
+}
+
+fn set_full(command: &mut Command, full: bool) {
+    if full {
+        command.env("VRAMSCOPE_FULL", "1");
+    }
+}
