@@ -406,7 +406,8 @@ fn trends(here: &Here, end: (i64, bool), device_bytes: Option<i64>) -> Vec<Trend
         judge(Of::Device, &end.device.series, live_bytes)
     });
     let levels = [(Of::Pool, Level::Pool), (Of::Managed, Level::Managed), (Of::Host, Level::Host)];
-    let courses = levels.into_iter().filter_map(|(of, level)| Some((of, facts.courses.get(&level)?)));
+    let courses =
+        levels.into_iter().filter_map(|(of, level)| Some((of, facts.courses.get(&level)?)));
     let judged = torch.into_iter().chain(courses).filter_map(|(of, course)| {
         course.series.origin_ns()?;
         judge(of, &course.series, course.bytes)

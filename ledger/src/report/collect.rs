@@ -8,13 +8,11 @@ use crate::{
     call::Level,
     log::{Manifest, Run8},
     rows::{
-        AnnotationRow, BreakdownRow, DeviceRow, DeviceSampleRow, EventRow, LiveRow, LossRow, OomRow,
-        ProcessRow, ProcessSampleRow, SiteUsageRow,
+        AnnotationRow, BreakdownRow, DeviceRow, DeviceSampleRow, EventRow, LiveRow, LossRow,
+        OomRow, ProcessRow, ProcessSampleRow, SiteUsageRow,
     },
 };
 
-/// `CUDA_ERROR_OUT_OF_MEMORY`.
-pub(super) const OUT_OF_MEMORY: i32 = 2;
 /// Warnings that are kept; the rest is counted.
 const MAX_WARNINGS: usize = 50;
 
@@ -84,7 +82,8 @@ impl Course {
 
     /// Of two stretches of one course, the one with more in it.
     fn absorb(&mut self, other: Self) {
-        let length = |course: &Self| course.series.width_ns() * course.series.buckets().len() as i64;
+        let length =
+            |course: &Self| course.series.width_ns() * course.series.buckets().len() as i64;
         if length(&other) > length(self) {
             *self = other;
         }

@@ -206,6 +206,9 @@ mod tests {
     #[test]
     fn too_short_says_nothing() {
         assert_eq!(trend_of(2, false, |tenth| tenth * MIB), None);
-        assert_eq!(judge(&Series::default(), End { ns: 0, bytes: 0, of_process: true }, None), None);
+        assert_eq!(
+            judge(&Series::default(), End { ns: 0, bytes: 0, of_process: true }, None),
+            None
+        );
     }
 }

@@ -37,12 +37,11 @@ const LOSSES: &[(&str, Meaning)] = &[
     ("pending_full", account("calls not recorded: too many were in flight at once")),
     (
         "pending_overwritten",
-        account("calls not recorded: their thread entered another traced call before they returned"),
+        account(
+            "calls not recorded: their thread entered another traced call before they returned",
+        ),
     ),
-    (
-        "exit_without_enter",
-        account("calls not recorded: they were in flight when the probes came"),
-    ),
+    ("exit_without_enter", account("calls not recorded: they were in flight when the probes came")),
     (
         "call_interrupted",
         account("calls whose thread ended inside them: whether they had an effect is not known"),
@@ -71,6 +70,10 @@ const LOSSES: &[(&str, Meaning)] = &[
     ("alloc_not_seen", account("frees of blocks whose allocation was not seen")),
     ("partial_unmap", account("unmaps of a part of a mapping, which are not followed")),
     ("after_end", account("calls recorded after the end of their process, left out")),
+    (
+        "rows_before_checkpoint",
+        readings("older events are deleted (--max-disk): the account begins with a checkpoint"),
+    ),
     ("rows_missing", account("events missing from the log: files deleted or rows not written")),
 ];
 

@@ -114,7 +114,10 @@ impl Bench {
         }
         let mut addrs: Vec<(bool, i64)> = process
             .live()
-            .filter(|(_, live)| live.level != Level::Virtual && !live.api.starts_with("cuMem") || live.api.contains("Alloc"))
+            .filter(|(_, live)| {
+                live.level != Level::Virtual && !live.api.starts_with("cuMem")
+                    || live.api.contains("Alloc")
+            })
             .map(|(_, live)| (live.level == Level::Host, live.addr))
             .collect();
         let all = addrs.len();

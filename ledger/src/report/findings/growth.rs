@@ -67,7 +67,8 @@ impl Growth {
         for process in &model.processes {
             for share in &process.shares {
                 let found = growing(share);
-                growths.extend(found.into_iter().map(|trend| finding(model, process, share, trend)));
+                growths
+                    .extend(found.into_iter().map(|trend| finding(model, process, share, trend)));
             }
         }
         growths.sort_by_key(|growth| Reverse(growth.trend.bytes_per_second as i64));
@@ -183,8 +184,11 @@ fn sentence(model: &Model, process: &Process, share: &Share, growth: &Growth) ->
         }
         (_, Some(blocks)) => {
             let holds = if ended { "held" } else { "holds" };
-            format!("it {holds} {} that it never freed, the first at {}", described(blocks),
-                clock.time(blocks.first_ns))
+            format!(
+                "it {holds} {} that it never freed, the first at {}",
+                described(blocks),
+                clock.time(blocks.first_ns)
+            )
         }
         (_, None) => format!("it went {course}"),
     };
@@ -196,11 +200,8 @@ fn sentence(model: &Model, process: &Process, share: &Share, growth: &Growth) ->
         _ => String::new(),
     };
     let place = if trend.of == Of::Host { String::new() } else { format!(" on {gpu}") };
-    let doubt = if growth.account_has_losses {
-        " Calls are missing, so it may be less."
-    } else {
-        ""
-    };
+    let doubt =
+        if growth.account_has_losses { " Calls are missing, so it may be less." } else { "" };
     format!("{who} {grows} by {rate}{kind}{place}{outside}{until}: {what}.{doubt}")
 }
 

@@ -60,11 +60,9 @@ impl Finding {
 }
 
 /// All findings, most important first.
-pub(super) fn find(
-    model: &Model,
-    refusals: &BTreeMap<RefusalKey, RefusalFacts>,
-) -> Vec<Finding> {
-    let mut findings: Vec<Finding> = Growth::check(model).into_iter().map(Finding::Growth).collect();
+pub(super) fn find(model: &Model, refusals: &BTreeMap<RefusalKey, RefusalFacts>) -> Vec<Finding> {
+    let mut findings: Vec<Finding> =
+        Growth::check(model).into_iter().map(Finding::Growth).collect();
     findings.extend(Refusal::check(model, refusals).into_iter().map(Finding::OutOfMemory));
     let nothing = findings.is_empty();
     findings.extend(Lost::check(model).map(Finding::Lost));

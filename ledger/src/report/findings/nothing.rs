@@ -66,7 +66,9 @@ impl Nothing {
         };
         let refused = ", and no allocation was refused";
         let claim = if self.account_has_losses {
-            format!("{growth}{refused}, as far as was seen: with calls missing, neither is certain.")
+            format!(
+                "{growth}{refused}, as far as was seen: with calls missing, neither is certain."
+            )
         } else {
             format!("{growth}{refused}.")
         };

@@ -56,10 +56,7 @@ pub struct Refusal {
 
 impl Refusal {
     /// All refusals, latest first, impossible requests last.
-    pub(super) fn check(
-        model: &Model,
-        refusals: &BTreeMap<RefusalKey, RefusalFacts>,
-    ) -> Vec<Self> {
+    pub(super) fn check(model: &Model, refusals: &BTreeMap<RefusalKey, RefusalFacts>) -> Vec<Self> {
         let mut found: Vec<Self> =
             refusals.iter().map(|(key, facts)| refusal(model, key, facts)).collect();
         found.sort_by_key(|refusal| {
@@ -124,11 +121,8 @@ fn sentence(model: &Model, process: Option<&Process>, row: &OomRow, refusal: &Re
 
 /// What the device held then, and whether the request could have fitted.
 fn why(model: &Model, row: &OomRow, refusal: &Refusal) -> String {
-    let share = Share {
-        gpu_uuid: row.gpu_uuid.clone(),
-        nvml_index: row.nvml_index,
-        ..Share::default()
-    };
+    let share =
+        Share { gpu_uuid: row.gpu_uuid.clone(), nvml_index: row.nvml_index, ..Share::default() };
     let gpu = names::device_of(model, &share);
     let Some(total) = refusal.device_total_bytes else {
         return format!("what {gpu} held then, and whether it could have fitted, is not known");

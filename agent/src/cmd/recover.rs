@@ -1,0 +1,53 @@
+//! `vramscope recover`: seals what a killed recorder left in its journal.
+
+use std::{fmt::Write as _, process::ExitCode};
+
+use anyhow::Context as _;
+use ledger::log::{Recovered, recover};
+
+use super::print;
+use crate::cli::Recover;
+
+/// Seals the journals of the log and says what became of each.
+pub(super) fn run(args: &Recover) -> anyhow::Result<ExitCode> {
+    let log = args.log.display();
+    let recovered = recover(&args.log, false).with_context(|| format!("recover the log {log}"))?;
+    let (text, complete) = (told(&recovered), recovered.skipped.is_empty());
+    print(&format!("{text}next: vramscope report {log}\n"))?;
+    Ok(if complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What was sealed and what was not, a line each.
+fn told(recovered: &Recovered) -> String {
+    let mut text = String::new();
+    let mut say = |line: String| writeln!(text, "{line}").unwrap_or_default();
+    for path in &recovered.sealed {
+        say(format!("sealed {}", path.display()));
+    }
+    for (path, why) in &recovered.skipped {
+        say(format!("left {}: {why}", path.display()));
+    }
+    if recovered.sealed.is_empty() && recovered.skipped.is_empty() {
+        say("nothing to recover: everything is sealed".to_owned());
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_is_told_of() {
+        let nothing = told(&Recovered::default());
+        assert_eq!(nothing, "nothing to recover: everything is sealed\n");
+        let recovered = Recovered {
+            sealed: vec!["events/a.parquet".into()],
+            skipped: vec![("journal/b.arrows".into(), "its run is still going on".to_owned())],
+        };
+        assert_eq!(
+            told(&recovered),
+            "sealed events/a.parquet\nleft journal/b.arrows: its run is still going on\n"
+        );
+    }
+}
