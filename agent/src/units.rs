@@ -36,7 +36,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
 
 /// Bytes as people read them: `0 B`, `1.0 KiB`, `412.0 MiB`, `-3.2 GiB`.
 pub fn show_bytes(bytes: i64) -> String {
-    format!("{bytes} B")
+    ledger::report::show_bytes(bytes)
 }
 
 fn split(text: &str) -> (&str, &str) {

@@ -7,5 +7,6 @@
 pub mod account;
 pub mod call;
 pub mod log;
+pub mod report;
 pub mod rows;
 mod table;

@@ -121,14 +121,7 @@ impl Bench {
         };
         let mut addrs: Vec<(bool, i64)> = process
             .live()
-<<<<<<< HEAD
-            .filter(|(_, live)| {
-                live.level != Level::Virtual && !live.api.starts_with("cuMem")
-                    || live.api.contains("Alloc")
-            })
-=======
             .filter(|(_, live)| is_address(live))
->>>>>>> account
             .map(|(_, live)| (live.level == Level::Host, live.addr))
             .collect();
         let all = addrs.len();

@@ -1,0 +1,448 @@
+//! One pass over the tables: keeps, per process and device, what a report needs, and no rows.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::model::Reading;
+use crate::{
+    account::state::{Device, Series, State},
+    call::Level,
+    log::{Manifest, Run8},
+    rows::{
+        AnnotationRow, BreakdownRow, DeviceRow, DeviceSampleRow, EventRow, LiveRow, LossRow,
+        OomRow, ProcessRow, ProcessSampleRow, SiteUsageRow,
+    },
+};
+
+/// Warnings that are kept; the rest is counted.
+const MAX_WARNINGS: usize = 50;
+
+/// Where memory is, as precisely as a row tells.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Place {
+    /// A device, by UUID.
+    Gpu(String),
+    /// A device by the number that the process uses.
+    Ordinal(i32),
+    /// Not known.
+    Unknown,
+}
+
+impl Place {
+    pub(super) fn of(uuid: Option<&str>, ordinal: Option<i32>) -> Self {
+        match (uuid, ordinal) {
+            (Some(uuid), _) => Self::Gpu(uuid.to_owned()),
+            (None, Some(ordinal)) => Self::Ordinal(ordinal),
+            (None, None) => Self::Unknown,
+        }
+    }
+}
+
+/// First and last moment of something.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Span(pub(super) Option<(i64, i64)>);
+
+impl Span {
+    pub(super) fn see(&mut self, ns: i64) {
+        let (first, last) = self.0.unwrap_or((ns, ns));
+        self.0 = Some((first.min(ns), last.max(ns)));
+    }
+}
+
+/// The latest and the highest of a figure.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Figure {
+    pub(super) last: Option<Reading>,
+    pub(super) peak: Option<Reading>,
+}
+
+impl Figure {
+    fn see(&mut self, ts_ns: i64, bytes: i64) {
+        let reading = Reading { bytes, ts_ns };
+        if self.last.is_none_or(|last| last.ts_ns <= ts_ns) {
+            self.last = Some(reading);
+        }
+        if self.peak.is_none_or(|peak| peak.bytes < bytes) {
+            self.peak = Some(reading);
+        }
+    }
+}
+
+/// A value over time, and what it is now.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Course {
+    pub(super) series: Series,
+    pub(super) bytes: i64,
+}
+
+impl Course {
+    fn see(&mut self, ts_ns: i64, bytes: i64) {
+        self.series.push(ts_ns, bytes);
+        self.bytes = bytes;
+    }
+
+    /// Of two stretches of one course, the one with more in it.
+    fn absorb(&mut self, other: Self) {
+        let length =
+            |course: &Self| course.series.width_ns() * course.series.buckets().len() as i64;
+        if length(&other) > length(self) {
+            *self = other;
+        }
+    }
+}
+
+/// One process at one place.
+#[derive(Debug, Default)]
+pub(super) struct PlaceFacts {
+    pub(super) nvml: Figure,
+    pub(super) nvml_unavailable: bool,
+    pub(super) breakdown: Vec<BreakdownRow>,
+    pub(super) allocated: Figure,
+    pub(super) reserved: Figure,
+    pub(super) peak_allocated: Option<i64>,
+    pub(super) peak_reserved: Option<i64>,
+    pub(super) tensors: Course,
+    pub(super) torch_reserved: Course,
+    /// Levels of which the account's state keeps no course: pool, managed, host.
+    pub(super) courses: BTreeMap<Level, Course>,
+}
+
+impl PlaceFacts {
+    /// Takes in what is known under another name of the same place.
+    pub(super) fn absorb(&mut self, other: Self) {
+        for (mine, its) in [
+            (&mut self.nvml, other.nvml),
+            (&mut self.allocated, other.allocated),
+            (&mut self.reserved, other.reserved),
+        ] {
+            for reading in [its.last, its.peak].into_iter().flatten() {
+                mine.see(reading.ts_ns, reading.bytes);
+            }
+        }
+        self.nvml_unavailable |= other.nvml_unavailable;
+        if self.breakdown.is_empty() {
+            self.breakdown = other.breakdown;
+        }
+        self.peak_allocated = self.peak_allocated.max(other.peak_allocated);
+        self.peak_reserved = self.peak_reserved.max(other.peak_reserved);
+        self.tensors.absorb(other.tensors);
+        self.torch_reserved.absorb(other.torch_reserved);
+        for (level, course) in other.courses {
+            self.courses.entry(level).or_default().absorb(course);
+        }
+    }
+}
+
+/// Failed calls.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct FailureFacts {
+    pub(super) count: u64,
+    pub(super) last_ns: i64,
+}
+
+/// One process.
+#[derive(Debug, Default)]
+pub(super) struct ProcessFacts {
+    pub(super) row: Option<ProcessRow>,
+    pub(super) run: Option<Run8>,
+    pub(super) pid: i32,
+    pub(super) late: bool,
+    pub(super) seen: Span,
+    pub(super) places: BTreeMap<Place, PlaceFacts>,
+    /// Devices by the process's numbers.
+    pub(super) ordinals: BTreeMap<i32, String>,
+    pub(super) failures: BTreeMap<(String, i32), FailureFacts>,
+    /// The devices as they were before the end of a context or of the process freed what it held,
+    /// and when.
+    pub(super) teardown: HashMap<usize, (Device, i64)>,
+}
+
+impl ProcessFacts {
+    fn place(&mut self, uuid: Option<&str>, ordinal: Option<i32>) -> &mut PlaceFacts {
+        if let (Some(uuid), Some(ordinal)) = (uuid, ordinal)
+            && !self.ordinals.contains_key(&ordinal)
+        {
+            self.ordinals.insert(ordinal, uuid.to_owned());
+        }
+        self.places.entry(Place::of(uuid, ordinal)).or_default()
+    }
+
+    /// When it ended, where that was seen.
+    pub(super) fn end_ns(&self) -> Option<i64> {
+        self.row.as_ref().and_then(|row| row.end_ns)
+    }
+}
+
+/// One device.
+#[derive(Debug, Default)]
+pub(super) struct DeviceFacts {
+    pub(super) row: Option<DeviceRow>,
+    pub(super) nvml_index: Option<i32>,
+    pub(super) used: Figure,
+    pub(super) total_bytes: Option<i64>,
+    pub(super) reserved_bytes: Option<i64>,
+}
+
+/// Requests that were refused: those that could never have fitted are apart from the others.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct RefusalKey {
+    pub(super) proc_id: i64,
+    pub(super) api: String,
+    pub(super) place: Place,
+    pub(super) never_fits: bool,
+}
+
+/// How often, and the last one.
+#[derive(Debug)]
+pub(super) struct RefusalFacts {
+    pub(super) count: u64,
+    pub(super) first_ns: i64,
+    pub(super) last: OomRow,
+}
+
+/// What was lost, by reason and process.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LossFacts {
+    pub(super) pid: Option<i32>,
+    pub(super) count: i64,
+    pub(super) bytes: Option<i64>,
+    pub(super) window: Span,
+}
+
+/// The pass.
+#[derive(Debug, Default)]
+pub(super) struct Collector {
+    pub(super) manifests: Vec<Manifest>,
+    /// The state of each run: `alloc_id` counts within one.
+    pub(super) states: Vec<(Run8, State, Span)>,
+    pub(super) processes: BTreeMap<i64, ProcessFacts>,
+    pub(super) devices: BTreeMap<String, DeviceFacts>,
+    pub(super) refusals: BTreeMap<RefusalKey, RefusalFacts>,
+    pub(super) losses: BTreeMap<(String, Option<i64>), LossFacts>,
+    pub(super) warnings: Vec<AnnotationRow>,
+    pub(super) more_warnings: u64,
+    pub(super) problems: Vec<String>,
+    pub(super) events: u64,
+    pub(super) span: Span,
+}
+
+impl Collector {
+    pub(super) fn manifest(&mut self, manifest: &Manifest) {
+        for ns in [Some(manifest.start_ns), manifest.end_ns].into_iter().flatten() {
+            // A run whose manifest was lost starts at 0.
+            if ns > 0 {
+                self.span.see(ns);
+            }
+        }
+        self.manifests.push(manifest.clone());
+    }
+
+    fn facts(&mut self, proc_id: i64, ts_ns: i64) -> &mut ProcessFacts {
+        self.span.see(ts_ns);
+        let facts = self.processes.entry(proc_id).or_default();
+        facts.seen.see(ts_ns);
+        facts
+    }
+
+    /// The latest row of a process holds, but what one row knows and a later one does not, stays.
+    pub(super) fn process(&mut self, row: ProcessRow) {
+        let facts = self.facts(row.proc_id, row.ts_ns);
+        facts.pid = row.pid;
+        if facts.row.as_ref().is_none_or(|known| known.ts_ns <= row.ts_ns) {
+            facts.row = Some(row);
+        }
+    }
+
+    pub(super) fn device(&mut self, row: DeviceRow) {
+        self.span.see(row.ts_ns);
+        let facts = self.devices.entry(row.gpu_uuid.clone()).or_default();
+        facts.nvml_index = Some(row.nvml_index);
+        facts.total_bytes = row.total_bytes.or(facts.total_bytes);
+        facts.row = Some(row);
+    }
+
+    pub(super) fn device_sample(&mut self, row: &DeviceSampleRow) {
+        self.span.see(row.ts_ns);
+        if !self.devices.contains_key(&row.gpu_uuid) {
+            self.devices.insert(row.gpu_uuid.clone(), DeviceFacts::default());
+        }
+        let Some(facts) = self.devices.get_mut(&row.gpu_uuid) else { return };
+        facts.nvml_index = Some(row.nvml_index);
+        facts.total_bytes = row.total_bytes.or(facts.total_bytes);
+        facts.reserved_bytes = row.reserved_bytes.or(facts.reserved_bytes);
+        if let Some(used) = row.used_bytes {
+            facts.used.see(row.ts_ns, used);
+        }
+    }
+
+    pub(super) fn process_sample(&mut self, row: &ProcessSampleRow) {
+        let facts = self.facts(row.proc_id, row.ts_ns);
+        facts.pid = row.pid;
+        let torch = [row.torch_allocated_bytes, row.torch_reserved_bytes];
+        if row.gpu_uuid.is_none() && torch == [None, None] {
+            return; // About the host side of the process.
+        }
+        let place = facts.place(row.gpu_uuid.as_deref(), None);
+        match row.nvml_used_bytes {
+            Some(used) => place.nvml.see(row.ts_ns, used),
+            None if torch == [None, None] => place.nvml_unavailable = true,
+            None => {}
+        }
+        if let Some(allocated) = row.torch_allocated_bytes {
+            place.allocated.see(row.ts_ns, allocated);
+        }
+        if let Some(reserved) = row.torch_reserved_bytes {
+            place.reserved.see(row.ts_ns, reserved);
+            place.torch_reserved.see(row.ts_ns, reserved);
+        }
+        place.peak_allocated = place.peak_allocated.max(row.torch_peak_allocated_bytes);
+        place.peak_reserved = place.peak_reserved.max(row.torch_peak_reserved_bytes);
+    }
+
+    pub(super) fn site_usage(&mut self, row: &SiteUsageRow) {
+        if row.stack_id != 0 || row.level != Level::Tensor.as_str() {
+            return;
+        }
+        let facts = self.facts(row.proc_id, row.ts_ns);
+        let place = facts.place(row.gpu_uuid.as_deref(), row.cuda_ordinal);
+        place.allocated.see(row.ts_ns, row.live_bytes);
+        place.tensors.see(row.ts_ns, row.live_bytes);
+    }
+
+    /// Keeps the rows of the last moment before the end of the process, which must be known.
+    pub(super) fn breakdown(&mut self, row: BreakdownRow) {
+        let facts = self.facts(row.proc_id, row.ts_ns);
+        if facts.end_ns().is_some_and(|end_ns| end_ns < row.ts_ns) {
+            return;
+        }
+        let rows = &mut facts.place(Some(&row.gpu_uuid), None).breakdown;
+        let ts_ns = rows.first().map_or(i64::MIN, |first| first.ts_ns);
+        if row.ts_ns > ts_ns {
+            rows.clear();
+        }
+        if row.ts_ns >= ts_ns {
+            rows.push(row);
+        }
+    }
+
+    pub(super) fn oom(&mut self, row: OomRow) {
+        self.facts(row.proc_id, row.ts_ns);
+        let total = row.device_total_bytes.or_else(|| {
+            let device = self.devices.get(row.gpu_uuid.as_deref()?)?;
+            device.total_bytes
+        });
+        let key = RefusalKey {
+            proc_id: row.proc_id,
+            api: row.api.clone(),
+            place: Place::of(row.gpu_uuid.as_deref(), None),
+            never_fits: row.size_bytes.zip(total).is_some_and(|(size, total)| size > total),
+        };
+        let facts = self.refusals.entry(key).or_insert_with(|| RefusalFacts {
+            count: 0,
+            first_ns: row.ts_ns,
+            last: row.clone(),
+        });
+        facts.count += 1;
+        facts.first_ns = facts.first_ns.min(row.ts_ns);
+        if facts.last.ts_ns <= row.ts_ns {
+            facts.last = row;
+        }
+    }
+
+    pub(super) fn annotation(&mut self, row: AnnotationRow) {
+        self.span.see(row.ts_ns);
+        match (row.kind.as_str(), row.proc_id) {
+            ("late_attach", Some(proc_id)) => self.facts(proc_id, row.ts_ns).late = true,
+            ("warning", _) if self.warnings.len() < MAX_WARNINGS => self.warnings.push(row),
+            ("warning", _) => self.more_warnings += 1,
+            _ => {}
+        }
+    }
+
+    pub(super) fn loss(&mut self, row: &LossRow) {
+        self.span.see(row.ts_ns);
+        let facts = self.losses.entry((row.reason.clone(), row.proc_id)).or_default();
+        facts.pid = row.pid.or(facts.pid);
+        facts.count = facts.count.saturating_add(row.count);
+        if let Some(bytes) = row.bytes {
+            facts.bytes = Some(facts.bytes.unwrap_or(0).saturating_add(bytes));
+        }
+        facts.window.see(row.window_start_ns.min(row.ts_ns));
+        facts.window.see(row.ts_ns);
+    }
+
+    /// Begins a run's state with a checkpoint, where its first events are gone.
+    pub(super) fn start_from(&mut self, run: Run8, row: &LiveRow) {
+        self.facts(row.proc_id, row.ts_ns).run = Some(run);
+        let index = self.state_of(run);
+        self.states[index].1.start_from(row);
+    }
+
+    fn state_of(&mut self, run: Run8) -> usize {
+        self.states.iter().position(|(of, ..)| *of == run).unwrap_or_else(|| {
+            self.states.push((run, State::new(), Span::default()));
+            self.states.len() - 1
+        })
+    }
+
+    pub(super) fn event(&mut self, run: Run8, row: &EventRow) {
+        self.events += 1;
+        let index = self.state_of(run);
+        self.states[index].2.see(row.ts_ns);
+        if row.implicit {
+            self.tear_down(index, row);
+        }
+        if row.op == "fail" {
+            self.failure(row);
+        }
+        if let Some(level) = course_level(&row.level)
+            && row.delta_bytes != 0
+            && !row.implicit
+        {
+            let facts = self.facts(row.proc_id, row.ts_ns);
+            // A course must not begin under the process's number and go on under the UUID.
+            let uuid = row.gpu_uuid.as_deref().filter(|_| row.cuda_ordinal.is_none());
+            let place = facts.place(uuid, row.cuda_ordinal);
+            let course = place.courses.entry(level).or_default();
+            course.see(row.ts_ns, course.bytes.saturating_add(row.delta_bytes));
+        }
+        self.states[index].1.apply(row);
+    }
+
+    fn failure(&mut self, row: &EventRow) {
+        let facts = self.facts(row.proc_id, row.ts_ns);
+        facts.pid = row.pid;
+        let failure = facts.failures.entry((row.api.to_string(), row.result)).or_default();
+        failure.count += 1;
+        failure.last_ns = failure.last_ns.max(row.ts_ns);
+    }
+
+    /// Remembers the device as it is before the first of the frees that nobody called. Where the
+    /// program allocates again, the next such free finds it changed and it is remembered anew.
+    fn tear_down(&mut self, index: usize, row: &EventRow) {
+        if row.api == "reused" {
+            return; // A free that was not seen, not an end.
+        }
+        let Some(process) = self.states[index].1.process(row.proc_id) else { return };
+        let Some(live) = process.allocation(row.alloc_id) else { return };
+        let Some(device) = process.devices().get(live.device) else { return };
+        let facts = self.processes.entry(row.proc_id).or_default();
+        let known = facts.teardown.get(&live.device);
+        if known.is_none_or(|(known, _)| allocs(known) != allocs(device)) {
+            facts.teardown.insert(live.device, (device.clone(), row.ts_ns));
+        }
+    }
+}
+
+/// Allocations ever made on a device.
+pub(super) fn allocs(device: &Device) -> u64 {
+    Level::ALL.iter().map(|level| device.usage(*level).allocs).sum()
+}
+
+fn course_level(level: &str) -> Option<Level> {
+    match level {
+        "pool" => Some(Level::Pool),
+        "managed" => Some(Level::Managed),
+        "host" => Some(Level::Host),
+        _ => None,
+    }
+}

@@ -1,0 +1,214 @@
+//! Whether a series of live bytes grows until its end, and by how much.
+//!
+//! The rate is the account's robust slope. Growth is claimed only where what never came back also
+//! rose: the lowest value that is still to come, which no peak or sawtooth moves.
+
+use crate::account::state::{Growth, Series, growth};
+
+/// A shorter stretch after the warm-up says nothing.
+const MIN_SPAN_NS: i64 = 3_000_000_000;
+/// Share of the pairs of buckets that must rise. Four plateaus have 0.75: a few steps are phases
+/// of a program, not growth.
+const MIN_RISING: f64 = 0.8;
+/// Growth below this, and below a hundredth of the device, is not worth a finding.
+const MATERIAL_BYTES: i64 = 16 << 20;
+
+/// How a series went.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Trend {
+    /// Robust rate.
+    pub(super) bytes_per_second: f64,
+    /// Begin of the stretch, after the warm-up.
+    pub(super) since_ns: i64,
+    /// Its end.
+    pub(super) until_ns: i64,
+    /// Lowest value to come, as of the begin.
+    pub(super) from_bytes: i64,
+    /// The same, as of the end.
+    pub(super) to_bytes: i64,
+    /// It grew, materially, and until the end.
+    pub(super) grows: bool,
+}
+
+/// When a series ends and with what.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct End {
+    /// Last moment at which the value held.
+    pub(super) ns: i64,
+    /// The value.
+    pub(super) bytes: i64,
+    /// The process ended, so what it gave back just before was its end, not its habit.
+    pub(super) of_process: bool,
+}
+
+/// Judges a series. `None` where it is too short to tell.
+pub(super) fn judge(series: &Series, end: End, device_bytes: Option<i64>) -> Option<Trend> {
+    let mut series = series.clone();
+    series.push(end.ns, end.bytes);
+    if end.of_process {
+        series = without_clean_up(series);
+    }
+    let growth = growth(&series)?;
+    if growth.until_ns - growth.since_ns < MIN_SPAN_NS {
+        return None;
+    }
+    let kept = kept(&series, &growth);
+    let (&from_bytes, &to_bytes) = (kept.first()?, kept.last()?);
+    let seconds = (growth.until_ns - growth.since_ns) as f64 / 1e9;
+    let grown = ((growth.bytes_per_second * seconds) as i64).min(to_bytes - from_bytes);
+    let material = device_bytes.map_or(MATERIAL_BYTES, |bytes| MATERIAL_BYTES.min(bytes / 100));
+    let grows = growth.rising >= MIN_RISING && grown > material && rises_until_its_end(&kept);
+    Some(Trend {
+        bytes_per_second: growth.bytes_per_second,
+        since_ns: growth.since_ns,
+        until_ns: growth.until_ns,
+        from_bytes,
+        to_bytes,
+        grows,
+    })
+}
+
+/// The series up to its highest trough, where only a few buckets follow it: programs that free all
+/// just before they end have grown until then all the same.
+fn without_clean_up(series: Series) -> Series {
+    let (Some(origin_ns), buckets) = (series.origin_ns(), series.buckets()) else { return series };
+    let Some(complete) = buckets.len().checked_sub(1) else { return series };
+    let highest = buckets.iter().take(complete).enumerate().max_by_key(|(_, bucket)| bucket.min);
+    let Some((highest, _)) = highest else { return series };
+    let after = complete - 1 - highest;
+    if after == 0 || after > (complete / 20).max(2) {
+        return series;
+    }
+    let mut shorter = Series::default();
+    for (index, bucket) in buckets.iter().take(highest + 1).enumerate() {
+        shorter.push(origin_ns.saturating_add(series.width_ns() * index as i64), bucket.min);
+    }
+    let end_ns = origin_ns.saturating_add(series.width_ns() * (highest as i64 + 1));
+    shorter.push(end_ns, buckets[highest].min);
+    shorter
+}
+
+/// For each bucket of the stretch, the lowest value from there on: what never came back.
+fn kept(series: &Series, growth: &Growth) -> Vec<i64> {
+    let origin_ns = series.origin_ns().unwrap_or(0);
+    let index = |ns: i64| ((ns - origin_ns) / series.width_ns()).max(0) as usize;
+    let stretch = series.buckets().get(index(growth.since_ns)..index(growth.until_ns));
+    let mut kept: Vec<i64> = stretch.unwrap_or_default().iter().map(|bucket| bucket.min).collect();
+    let mut lowest = i64::MAX;
+    for value in kept.iter_mut().rev() {
+        lowest = lowest.min(*value);
+        *value = lowest;
+    }
+    kept
+}
+
+/// Whether it still rises in its last third, and the flat piece at its end is no longer than the
+/// flat pieces within.
+fn rises_until_its_end(kept: &[i64]) -> bool {
+    let rises: Vec<usize> =
+        kept.windows(2).enumerate().filter(|(_, pair)| pair[0] < pair[1]).map(|(i, _)| i).collect();
+    let Some(&last) = rises.last() else { return false };
+    let steps = kept.len() - 1;
+    let longest_gap = rises.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(1);
+    let tail = steps - 1 - last;
+    last >= steps * 2 / 3 && tail <= (2 * longest_gap).max(steps / 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: i64 = 1_000_000_000;
+    const MIB: i64 = 1 << 20;
+
+    /// Ten values a second, held until the end.
+    fn trend_of(seconds: i64, of_process: bool, value: impl Fn(i64) -> i64) -> Option<Trend> {
+        let mut series = Series::default();
+        let mut last = 0;
+        for tenth in 0..seconds * 10 {
+            let now = value(tenth);
+            if tenth == 0 || now != last {
+                series.push(tenth * S / 10, now);
+            }
+            last = now;
+        }
+        judge(&series, End { ns: seconds * S, bytes: last, of_process }, Some(80 << 30))
+    }
+
+    fn grows(seconds: i64, value: impl Fn(i64) -> i64) -> bool {
+        trend_of(seconds, false, value).is_some_and(|trend| trend.grows)
+    }
+
+    #[test]
+    fn a_steady_leak_is_growth_with_its_rate() {
+        let trend = trend_of(60, false, |tenth| tenth * MIB).unwrap();
+        assert!(trend.grows);
+        assert!((trend.bytes_per_second / MIB as f64 - 10.0).abs() < 0.5, "{trend:?}");
+    }
+
+    #[test]
+    fn a_leak_under_a_sawtooth_is_growth_and_the_sawtooth_alone_is_not() {
+        let tooth = |tenth: i64| tenth % 17 * 100 * MIB;
+        assert!(grows(60, |tenth| tooth(tenth) + tenth * MIB));
+        assert!(!grows(60, tooth));
+        assert!(!grows(60, |tenth| tenth % 200 * 50 * MIB), "slow teeth");
+        assert!(!grows(60, |tenth| (tenth + 150) % 300 * 50 * MIB), "slow teeth, half at the end");
+    }
+
+    #[test]
+    fn steps_and_plateaus_are_phases() {
+        assert!(!grows(60, |tenth| if tenth < 300 { 0 } else { 900 * MIB }), "one step");
+        assert!(!grows(60, |tenth| tenth / 200 * 900 * MIB), "three plateaus");
+        assert!(grows(60, |tenth| tenth / 50 * 64 * MIB), "twelve steps");
+    }
+
+    #[test]
+    fn growth_that_stopped_is_not_growth() {
+        assert!(!grows(100, |tenth| tenth.min(150) * MIB), "warm-up");
+        assert!(!grows(100, |tenth| tenth.min(500) * MIB), "half");
+        assert!(!grows(100, |tenth| tenth.min(800) * MIB), "loading, then work");
+        assert!(grows(100, |tenth| tenth.min(980) * MIB), "until just before the end");
+    }
+
+    #[test]
+    fn no_event_after_a_burst_is_a_flat_stretch_not_a_short_one() {
+        assert!(!grows(120, |tenth| tenth.min(200) * MIB));
+    }
+
+    #[test]
+    fn a_slow_leak_shows_once_it_is_material() {
+        let slow = |tenth: i64| tenth / 10 * 102_400;
+        assert!(!grows(60, slow), "6 MiB");
+        assert!(grows(400, slow), "31 MiB after the warm-up");
+    }
+
+    #[test]
+    fn a_hundredth_of_a_small_device_is_material() {
+        let mut series = Series::default();
+        for second in 0..60 {
+            series.push(second * S, second * MIB / 4);
+        }
+        let end = End { ns: 60 * S, bytes: 15 * MIB, of_process: false };
+        assert!(!judge(&series, end, Some(80 << 30)).unwrap().grows);
+        assert!(judge(&series, end, Some(1 << 30)).unwrap().grows);
+        assert!(!judge(&series, end, None).unwrap().grows);
+    }
+
+    #[test]
+    fn freeing_all_at_the_very_end_hides_nothing_of_an_ended_process() {
+        let leak = |tenth: i64| if tenth < 280 { tenth * MIB } else { 0 };
+        assert!(trend_of(30, true, leak).unwrap().grows);
+        assert!(!trend_of(30, false, leak).unwrap().grows, "a running one gave it back");
+        let half = |tenth: i64| if tenth < 150 { tenth * MIB } else { 0 };
+        assert!(!trend_of(30, true, half).unwrap().grows);
+    }
+
+    #[test]
+    fn too_short_says_nothing() {
+        assert_eq!(trend_of(2, false, |tenth| tenth * MIB), None);
+        assert_eq!(
+            judge(&Series::default(), End { ns: 0, bytes: 0, of_process: true }, None),
+            None
+        );
+    }
+}

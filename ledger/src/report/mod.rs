@@ -1,0 +1,26 @@
+//! What a log tells: who holds what, what grew, what was refused, what was not seen.
+//!
+//! [`Model::read`] makes one pass over the tables (memory is bounded by what is live and by the
+//! number of processes), [`Model::text`] prints it for people, serde prints it for programs. Needs
+//! no root and no GPU, and reads running and crashed logs as they are.
+
+mod build;
+mod clock;
+mod collect;
+mod findings;
+mod growth;
+mod model;
+mod names;
+mod read;
+#[cfg(test)]
+mod tests;
+mod text;
+mod units;
+mod words;
+
+pub use findings::{Blocks, Finding, Growth, Lost, Nothing, Refusal};
+pub use model::{
+    Breakdown, Device, Failure, GROUPS, Group, LevelTotal, LevelUse, Loss, Model, Of, Process,
+    Reading, Run, SCHEMA, Share, Torch, Trend, Warning,
+};
+pub use units::show_bytes;

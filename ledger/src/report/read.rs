@@ -1,0 +1,119 @@
+//! Driving the pass over a log.
+
+use std::path::PathBuf;
+
+use super::{
+    collect::{Collector, LossFacts},
+    model::Model,
+};
+use crate::{
+    log::{Checkpoint, Gap, Log, LogError, Row, Run8},
+    rows::{
+        AnnotationRow, BreakdownRow, DeviceRow, DeviceSampleRow, LossRow, OomRow, ProcessRow,
+        ProcessSampleRow, SiteUsageRow,
+    },
+};
+
+/// Events that are not in the log, and without which the account is not whole.
+const ROWS_MISSING: &str = "rows_missing";
+/// Events that are not in the log, but whose effect a checkpoint tells.
+const ROWS_BEFORE_CHECKPOINT: &str = "rows_before_checkpoint";
+
+impl Model {
+    /// Reads the logs in `dirs`.
+    ///
+    /// # Errors
+    ///
+    /// A directory cannot be listed, or none of them holds a log. What is wrong with single files
+    /// is in [`Model::problems`].
+    pub fn read(dirs: &[PathBuf]) -> Result<Self, LogError> {
+        let log = Log::open(dirs)?;
+        let mut pass = Collector::default();
+        for problem in log.problems() {
+            pass.problems.push(format!("{}: {}", problem.path.display(), problem.message));
+        }
+        for manifest in log.manifests() {
+            pass.manifest(manifest);
+        }
+        // Ends of processes are known before what is judged by them.
+        each(&log, &mut pass, |pass, row: ProcessRow| pass.process(row));
+        each(&log, &mut pass, |pass, row: DeviceRow| pass.device(row));
+        each(&log, &mut pass, |pass, row: AnnotationRow| pass.annotation(row));
+        each(&log, &mut pass, |pass, row: LossRow| pass.loss(&row));
+        each(&log, &mut pass, |pass, row: DeviceSampleRow| pass.device_sample(&row));
+        each(&log, &mut pass, |pass, row: ProcessSampleRow| pass.process_sample(&row));
+        each(&log, &mut pass, |pass, row: SiteUsageRow| pass.site_usage(&row));
+        each(&log, &mut pass, |pass, row: BreakdownRow| pass.breakdown(row));
+        each(&log, &mut pass, |pass, row: OomRow| pass.oom(row));
+        events(&log, &mut pass);
+        Ok(pass.finish(dirs.iter().map(|dir| dir.display().to_string()).collect()))
+    }
+}
+
+/// Hands every row of a table to `take`; what cannot be read becomes a problem.
+fn each<R: Row>(log: &Log, pass: &mut Collector, mut take: impl FnMut(&mut Collector, R)) {
+    for row in log.rows::<R>() {
+        match row {
+            Ok(row) => take(pass, row),
+            Err(error) => pass.problems.push(chain(&error)),
+        }
+    }
+}
+
+/// Applies the events. Where the first ones of a run are gone, a checkpoint stands in for them.
+fn events(log: &Log, pass: &mut Collector) {
+    let gaps = log.gaps().unwrap_or_else(|error| {
+        pass.problems.push(chain(&error));
+        Vec::new()
+    });
+    let checkpoints = log.checkpoints();
+    let mut starts: Vec<(Run8, i64)> = Vec::new();
+    for gap in gaps {
+        let checkpoint = checkpoint_for(&gap, &checkpoints);
+        if let Some(checkpoint) = checkpoint {
+            starts.push((gap.run, checkpoint.seq));
+            for row in log.checkpoint_rows(checkpoint) {
+                match row {
+                    Ok(row) => pass.start_from(gap.run, &row),
+                    Err(error) => pass.problems.push(chain(&error)),
+                }
+            }
+        }
+        let reason = if checkpoint.is_some() { ROWS_BEFORE_CHECKPOINT } else { ROWS_MISSING };
+        let missing = gap.last.saturating_sub(gap.first).saturating_add(1);
+        pass.missing(reason, missing);
+    }
+    for item in log.events() {
+        match item {
+            Ok(item) => {
+                let start = starts.iter().find(|(run, _)| *run == item.run);
+                if start.is_none_or(|(_, seq)| item.event.seq > *seq) {
+                    pass.event(item.run, &item.event);
+                }
+            }
+            Err(error) => pass.problems.push(chain(&error)),
+        }
+    }
+}
+
+/// The checkpoint that stands in for a gap at the start of its run: the first after it.
+fn checkpoint_for<'a>(gap: &Gap, checkpoints: &'a [Checkpoint]) -> Option<&'a Checkpoint> {
+    let mut later = checkpoints.iter().filter(|c| c.run == gap.run && c.seq >= gap.last);
+    if gap.first <= 1 { later.next() } else { None }
+}
+
+impl Collector {
+    /// Counts events that are not in the log; when they were is not known.
+    fn missing(&mut self, reason: &str, count: i64) {
+        let window = self.span;
+        let facts = self.losses.entry((reason.to_owned(), None)).or_default();
+        *facts = LossFacts { count: facts.count.saturating_add(count), window, ..*facts };
+    }
+}
+
+/// An error with its causes, as one line.
+fn chain(error: &LogError) -> String {
+    let first: &dyn std::error::Error = error;
+    let causes = std::iter::successors(first.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}

@@ -1,0 +1,166 @@
+//! Words for what the log holds as codes: reasons of loss, results of calls, levels.
+
+use crate::call::Level;
+
+/// What a loss takes away from the report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Takes {
+    /// Calls, or what they were about: what is held and what grew may be wrong.
+    Account,
+    /// `PyTorch`'s totals of a process.
+    TensorTotals,
+    /// Readings of NVML or facts about processes; the account itself is whole.
+    Readings,
+}
+
+/// A reason of loss in words, and what it takes away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Meaning {
+    /// In words; what `count` counts comes first.
+    pub(super) text: &'static str,
+    /// What it takes away.
+    pub(super) takes: Takes,
+}
+
+const fn account(text: &'static str) -> Meaning {
+    Meaning { text, takes: Takes::Account }
+}
+
+const fn readings(text: &'static str) -> Meaning {
+    Meaning { text, takes: Takes::Readings }
+}
+
+/// The reasons that this version knows. The agent writes them as `losses.reason`.
+const LOSSES: &[(&str, Meaning)] = &[
+    ("ring_full", account("calls not recorded: the kernel buffer was full (a larger --ring-size)")),
+    ("life_ring_full", readings("starts or ends of processes seen late: their buffer was full")),
+    ("pending_full", account("calls not recorded: too many were in flight at once")),
+    (
+        "pending_overwritten",
+        account(
+            "calls not recorded: their thread entered another traced call before they returned",
+        ),
+    ),
+    ("exit_without_enter", account("calls not recorded: they were in flight when the probes came")),
+    (
+        "call_interrupted",
+        account("calls whose thread ended inside them: whether they had an effect is not known"),
+    ),
+    ("out_fault", account("calls whose result could not be read: what they allocated is missing")),
+    ("struct_fault", account("calls with a property that could not be read, such as the device")),
+    (
+        "process_table_full",
+        account("processes not followed: the kernel's table of processes was full"),
+    ),
+    (
+        "tensor_table_full",
+        Meaning {
+            text: "PyTorch totals not counted: the kernel's table of them was full",
+            takes: Takes::TensorTotals,
+        },
+    ),
+    ("undecodable", account("records not understood: agent and kernel half disagree")),
+    ("reading_dropped", readings("NVML readings dropped: the account was too far behind")),
+    ("library_not_probed", account("libraries not probed: calls through them were not seen")),
+    ("log_write_failed", account("rows not written: the log could not be written (disk full?)")),
+    (
+        "free_not_seen",
+        account("frees not seen: the address was handed out again while it counted as held"),
+    ),
+    ("alloc_not_seen", account("frees of blocks whose allocation was not seen")),
+    ("partial_unmap", account("unmaps of a part of a mapping, which are not followed")),
+    ("after_end", account("calls recorded after the end of their process, left out")),
+    (
+        "rows_before_checkpoint",
+        readings("older events are deleted (--max-disk): the account begins with a checkpoint"),
+    ),
+    ("rows_missing", account("events missing from the log: files deleted or rows not written")),
+];
+
+/// What a reason means. `None` for one that this version does not know: it must be taken for the
+/// worst and printed as it is.
+pub(super) fn loss(reason: &str) -> Option<Meaning> {
+    LOSSES.iter().find(|(known, _)| *known == reason).map(|(_, meaning)| *meaning)
+}
+
+/// What a reason takes away; one that is not known, the account.
+pub(super) fn takes(reason: &str) -> Takes {
+    loss(reason).map_or(Takes::Account, |meaning| meaning.takes)
+}
+
+/// Names of the results that occur with traced functions, as `cuda.h` has them.
+pub(super) fn result(code: i32) -> Option<&'static str> {
+    Some(match code {
+        1 => "CUDA_ERROR_INVALID_VALUE",
+        2 => "CUDA_ERROR_OUT_OF_MEMORY",
+        3 => "CUDA_ERROR_NOT_INITIALIZED",
+        4 => "CUDA_ERROR_DEINITIALIZED",
+        34 => "CUDA_ERROR_STUB_LIBRARY",
+        46 => "CUDA_ERROR_DEVICE_UNAVAILABLE",
+        100 => "CUDA_ERROR_NO_DEVICE",
+        101 => "CUDA_ERROR_INVALID_DEVICE",
+        200 => "CUDA_ERROR_INVALID_IMAGE",
+        201 => "CUDA_ERROR_INVALID_CONTEXT",
+        205 => "CUDA_ERROR_MAP_FAILED",
+        206 => "CUDA_ERROR_UNMAP_FAILED",
+        208 => "CUDA_ERROR_ALREADY_MAPPED",
+        211 => "CUDA_ERROR_NOT_MAPPED",
+        214 => "CUDA_ERROR_ECC_UNCORRECTABLE",
+        217 => "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED",
+        304 => "CUDA_ERROR_OPERATING_SYSTEM",
+        400 => "CUDA_ERROR_INVALID_HANDLE",
+        401 => "CUDA_ERROR_ILLEGAL_STATE",
+        500 => "CUDA_ERROR_NOT_FOUND",
+        600 => "CUDA_ERROR_NOT_READY",
+        700 => "CUDA_ERROR_ILLEGAL_ADDRESS",
+        701 => "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
+        702 => "CUDA_ERROR_LAUNCH_TIMEOUT",
+        704 => "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED",
+        708 => "CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE",
+        709 => "CUDA_ERROR_CONTEXT_IS_DESTROYED",
+        710 => "CUDA_ERROR_ASSERT",
+        712 => "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
+        713 => "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED",
+        719 => "CUDA_ERROR_LAUNCH_FAILED",
+        800 => "CUDA_ERROR_NOT_PERMITTED",
+        801 => "CUDA_ERROR_NOT_SUPPORTED",
+        802 => "CUDA_ERROR_SYSTEM_NOT_READY",
+        803 => "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+        900 => "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
+        999 => "CUDA_ERROR_UNKNOWN",
+        _ => return None,
+    })
+}
+
+/// What a level's memory is called in sentences.
+pub(super) const fn memory(level: Level) -> &'static str {
+    match level {
+        Level::Device => "device memory",
+        Level::Pool => "stream-ordered pool memory",
+        Level::Tensor => "PyTorch tensors",
+        Level::Managed => "managed memory",
+        Level::Host => "pinned host memory",
+        Level::Virtual => "address space",
+        Level::Imported => "imported memory",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_reason_is_taken_for_the_worst() {
+        assert_eq!(loss("gremlins"), None);
+        assert_eq!(takes("gremlins"), Takes::Account);
+        assert_eq!(takes("reading_dropped"), Takes::Readings);
+    }
+
+    #[test]
+    fn reasons_are_listed_once() {
+        let mut reasons: Vec<_> = LOSSES.iter().map(|(reason, _)| reason).collect();
+        reasons.sort_unstable();
+        reasons.dedup();
+        assert_eq!(reasons.len(), LOSSES.len());
+    }
+}
