@@ -1,8 +1,8 @@
 //! Finding paths of a machine in text and in binary files.
 
 /// The offsets at which `prefix` (`/opt/x`) begins a path, rather than continuing one: the
-/// `/root/` of `/proc/1/root/` is no path of a machine.
-pub(crate) fn occurrences<'a>(
+/// The offsets at which `prefix` (`/opt/x`) begins a path, rather than continuing one, as the
+/// `/opt/x/` of `/proc/1/opt/x/` does.
     bytes: &'a [u8],
     prefix: &'a str,
 ) -> impl Iterator<Item = usize> + 'a {
