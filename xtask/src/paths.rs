@@ -1,8 +1,8 @@
 //! Finding paths of a machine in text and in binary files.
 
-/// The offsets at which `prefix` (`/opt/x`) begins a path, rather than continuing one: the
-/// The offsets at which `prefix` (`/opt/x`) begins a path, rather than continuing one, as the
-/// `/opt/x/` of `/proc/1/opt/x/` does.
+/// The offsets at which `prefix` (`/opt/x/`) begins a path, rather than continuing one, as it does
+/// in `/proc/1/opt/x/`.
+pub(crate) fn occurrences<'a>(
     bytes: &'a [u8],
     prefix: &'a str,
 ) -> impl Iterator<Item = usize> + 'a {
