@@ -38,7 +38,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         ("unit and doc tests", &|| unit(args)),
         ("simulated GPU", &|| simulated_gpu(args)),
         ("scenario tests under the real agent", &|| scenarios(args)),
-        ("readers of the log in Python", &|| readers(args)),
+        ("readers of the log in Python", &|| readers::run(args.full)),
     ];
     let mut total = Tally::default();
     let mut summary = Vec::new();
@@ -86,11 +86,6 @@ fn scenarios(args: &Args) -> Part {
     let harness = ["--", "--test-threads=1", "--show-output"];
     let test = [&["test", "--locked", "-p", "agent-tests", "--test", "*"][..], &harness].concat();
     Ok(Ok(cargo_test(&test, args, &[("VRAMSCOPE_BIN", &agent.display().to_string())])?))
-}
-
-fn readers(args: &Args) -> Part {
-    let agent = machine::build_agent()?;
-    readers::run(&agent, args.full)
 }
 
 /// Runs `cargo test`, shows its output as it comes and counts its tests.
