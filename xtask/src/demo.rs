@@ -135,16 +135,12 @@ fn what_next(demo: &Demo) {
     println!("  sudo {} run -- python3 train.py", demo.agent.display());
 }
 
-/// Bytes of device memory that were never freed by a call, by the line that allocated them.
+/// Bytes that no call ever freed, by the line that allocated them.
 fn duckdb(log: &Path) -> String {
-    let sql = format!(
-        "SELECT s.site, sum(e.delta_bytes) AS never_freed_bytes \
-         FROM '{log}/events/**/*.parquet' e \
-         LEFT JOIN '{log}/stacks/**/*.parquet' s USING (stack_id) \
-         WHERE e.level = 'device' AND NOT e.implicit GROUP BY ALL ORDER BY 2 DESC LIMIT 5",
-        log = log.display()
-    );
-    format!("duckdb -c \"{sql}\"")
+    let log = format!("SET VARIABLE vramscope_log = '{}'", log.display());
+    let sql = "SELECT level, site, sum(bytes) AS never_freed_bytes FROM leaks \
+               GROUP BY ALL ORDER BY 3 DESC LIMIT 5";
+    format!("duckdb -cmd \"{log}\" -cmd \".read docs/views.sql\" -c \"{sql}\"")
 }
 
 #[cfg(test)]
