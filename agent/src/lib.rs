@@ -9,6 +9,8 @@ pub mod cmd;
 #[cfg(feature = "live")]
 pub mod decode;
 #[cfg(feature = "live")]
+pub mod doctor;
+#[cfg(feature = "live")]
 pub mod host;
 #[cfg(feature = "live")]
 pub mod kernel;

@@ -423,7 +423,7 @@ table! {
         ts_ns: i64,
         /// Key into `processes`; NULL for the whole run.
         proc_id: Option<i64>,
-        /// start, stop, attach, detach, late_attach, detail, step, warning.
+        /// start, stop, attach, detach, late_attach, detail, step, warning, deleted (by --max-disk).
         kind: String,
         /// In words.
         text: String,

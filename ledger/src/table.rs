@@ -10,6 +10,7 @@ macro_rules! table {
         $($(#[doc = $doc:literal])* $field:ident: $ty:ty,)*
     }) => {
         $(#[doc = $table_doc])*
+        #[allow(clippy::doc_markdown, reason = "the same texts are shown by `vramscope schema`")]
         #[derive(Clone, Debug, PartialEq, Default)]
         pub struct $row {
             $($(#[doc = $doc])* pub $field: $ty,)*

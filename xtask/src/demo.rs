@@ -33,6 +33,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     }
     let doctor = sh::command(&demo.agent)?
         .args(["doctor", "--quick"])
+        .envs(demo.environment.iter().map(|(key, value)| (key, value)))
         .status()
         .with_context(|| format!("run {} doctor --quick", demo.agent.display()))?;
     if doctor.code() == Some(NOT_PERMITTED) {
@@ -69,7 +70,7 @@ fn prepare(args: &Args) -> Result<Demo> {
     let started = Instant::now();
     sh::run(sh::cargo()?.args(["build", "--locked", "-p", "agent"]))?;
     let mut simulator = sh::cargo()?;
-    simulator.args(["run", "--locked", "--quiet", "-p", "agent-tests", "--bin", "demo-env", "--"]);
+    simulator.args(["run", "--locked", "--quiet", "-p", "agent-tests", "--bin", "demo_env", "--"]);
     println!("$ {} {}", sh::line(&simulator), folder.display());
     let environment = environment(&sh::output(simulator.arg(&folder))?)?;
     println!("built in {} s", started.elapsed().as_secs());
@@ -80,7 +81,7 @@ fn prepare(args: &Args) -> Result<Demo> {
 fn environment(text: &str) -> Result<Vec<(String, String)>> {
     let pair = |line: &str| line.split_once('=').map(|(key, value)| (key.into(), value.into()));
     text.lines()
-        .map(|line| pair(line).with_context(|| format!("demo-env printed '{line}', not KEY=VALUE")))
+        .map(|line| pair(line).with_context(|| format!("demo_env printed '{line}', not KEY=VALUE")))
         .collect()
 }
 
@@ -134,16 +135,12 @@ fn what_next(demo: &Demo) {
     println!("  sudo {} run -- python3 train.py", demo.agent.display());
 }
 
-/// Bytes of device memory that were never freed by a call, by the line that allocated them.
+/// Bytes that no call ever freed, by the line that allocated them.
 fn duckdb(log: &Path) -> String {
-    let sql = format!(
-        "SELECT s.site, sum(e.delta_bytes) AS never_freed_bytes \
-         FROM '{log}/events/**/*.parquet' e \
-         LEFT JOIN '{log}/stacks/**/*.parquet' s USING (stack_id) \
-         WHERE e.level = 'device' AND NOT e.implicit GROUP BY ALL ORDER BY 2 DESC LIMIT 5",
-        log = log.display()
-    );
-    format!("duckdb -c \"{sql}\"")
+    let log = format!("SET VARIABLE vramscope_log = '{}'", log.display());
+    let sql = "SELECT level, site, sum(bytes) AS never_freed_bytes FROM leaks \
+               GROUP BY ALL ORDER BY 3 DESC LIMIT 5";
+    format!("duckdb -cmd \"{log}\" -cmd \".read docs/views.sql\" -c \"{sql}\"")
 }
 
 #[cfg(test)]

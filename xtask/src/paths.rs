@@ -1,7 +1,7 @@
 //! Finding paths of a machine in text and in binary files.
 
-/// The offsets at which `prefix` (`/opt/x`) begins a path, rather than continuing one: the
-/// `/root/` of `/proc/1/root/` is no path of a machine.
+/// The offsets at which `prefix` (`/opt/x/`) begins a path, rather than continuing one, as it does
+/// in `/proc/1/opt/x/`.
 pub(crate) fn occurrences<'a>(
     bytes: &'a [u8],
     prefix: &'a str,

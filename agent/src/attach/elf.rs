@@ -1,32 +1,19 @@
 //! From symbol names to file offsets, once per file.
 
-use std::{fs::File, io, path::Path};
+use std::{collections::HashMap, fs::File};
 
-use object::{Object as _, ObjectSegment as _, ObjectSymbol as _, ReadCache};
+use object::{Object as _, ObjectSegment as _, ObjectSymbol as _};
 use thiserror::Error;
 
-use crate::probes::{Library, rows_of};
+use crate::{
+    host::ElfSource,
+    probes::{Library, rows_of},
+};
 
-/// Why a library's symbols could not be read.
+/// The file is not an ELF library that can be parsed.
 #[derive(Debug, Error)]
-pub enum ElfError {
-    /// The file is not readable.
-    #[error("open {path}")]
-    Open {
-        /// Which file.
-        path: String,
-        /// Why.
-        source: io::Error,
-    },
-    /// The file is not an ELF file that can be parsed.
-    #[error("parse {path} as an ELF library")]
-    Parse {
-        /// Which file.
-        path: String,
-        /// Why.
-        source: object::Error,
-    },
-}
+#[error("parse it as an ELF library")]
+pub struct ElfError(#[from] object::Error);
 
 /// A row of the probe table and where its function starts in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,17 +26,14 @@ pub struct Site {
 
 /// Finds the library's probed functions among the file's exported symbols. Functions that this
 /// version does not have are left out.
-pub fn sites(path: &Path, library: Library) -> Result<Vec<Site>, ElfError> {
-    let name = || path.display().to_string();
-    let file = File::open(path).map_err(|source| ElfError::Open { path: name(), source })?;
-    let cache = ReadCache::new(file);
-    let elf = object::File::parse(&cache)
-        .map_err(|source| ElfError::Parse { path: name(), source })?;
+pub fn sites(file: File, library: Library) -> Result<Vec<Site>, ElfError> {
+    let source = ElfSource::new(file);
+    let elf = object::File::parse(source.reader())?;
     let segments: Vec<_> = elf
         .segments()
         .map(|segment| (segment.address(), segment.size(), segment.file_range().0))
         .collect();
-    let rows: std::collections::HashMap<&str, u16> =
+    let rows: HashMap<&str, u16> =
         rows_of(library).map(|(row, probe)| (probe.symbol, row)).collect();
     let mut found: Vec<Site> = elf
         .dynamic_symbols()
@@ -87,9 +71,8 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_library_is_a_clear_error() {
-        let error = sites(Path::new("/proc/self/cmdline"), Library::Cuda).unwrap_err();
-        assert!(error.to_string().contains("/proc/self/cmdline"), "{error}");
-        assert!(sites(Path::new("/no/such"), Library::Cuda).is_err());
+    fn a_file_that_is_no_library_is_an_error() {
+        let file = File::open("/proc/self/cmdline").unwrap();
+        assert!(sites(file, Library::Cuda).is_err());
     }
 }

@@ -10,7 +10,9 @@ pub mod worker;
 
 use std::{
     collections::{HashMap, HashSet},
+    fs::File,
     num::NonZeroU32,
+    os::fd::AsRawFd as _,
     path::{Path, PathBuf},
     sync::mpsc::Sender,
 };
@@ -68,11 +70,15 @@ pub enum Notice {
     MappingsLost(u64),
 }
 
-/// What a file has that we probe.
-#[derive(Clone, Debug)]
-struct Probed {
+/// A library in its scope.
+#[derive(Clone, Copy, Debug)]
+struct Place<'a> {
+    id: FileId,
     library: Library,
-    sites: Vec<elf::Site>,
+    /// Path as the process sees it; never opened.
+    shown: &'a Path,
+    /// The process; `None` for every process.
+    owner: Option<u32>,
 }
 
 /// Attaches and detaches.
@@ -87,7 +93,7 @@ pub struct Attacher {
     followed: HashSet<u32>,
     /// The first look at what runs already.
     first_look: bool,
-    files: HashMap<FileId, Option<Probed>>,
+    files: HashMap<FileId, Option<Vec<elf::Site>>>,
     host_links: HashMap<FileId, Links>,
     process_links: HashMap<(u32, FileId), Links>,
     notices: Sender<Notice>,
@@ -194,7 +200,8 @@ impl Attacher {
         let Some(id) = candidates::file_id(path) else { return };
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let Some(library) = self.library(name) else { return };
-        self.attach_file(id, library, path, path, tgid.map(NonZeroU32::get));
+        let place = Place { id, library, shown: path, owner: tgid.map(NonZeroU32::get) };
+        self.attach_file(&place, || File::open(path).ok());
     }
 
     fn library(&self, file_name: &str) -> Option<Library> {
@@ -221,103 +228,102 @@ impl Attacher {
 
     fn attach_mapping(&mut self, tgid: u32, id: FileId, library: Library, mapping: &Mapping) {
         let owner = (!self.host_wide).then_some(tgid);
-        let file = self.host.map_file(tgid, mapping);
-        self.attach_file(id, library, &file, &mapping.path, owner);
+        let place = Place { id, library, shown: &mapping.path, owner };
+        let host = self.host.clone();
+        self.attach_file(&place, || host.open_mapped(tgid, mapping));
     }
 
-    /// Attaches the library's rows, once a file and scope.
-    fn attach_file(
-        &mut self,
-        id: FileId,
-        library: Library,
-        file: &Path,
-        shown: &Path,
-        owner: Option<u32>,
-    ) {
-        let done = match owner {
-            None => self.host_links.contains_key(&id),
-            Some(tgid) => self.process_links.contains_key(&(tgid, id)),
+    /// Attaches the library's rows, once a file and scope. The kernel is given the opened file, not
+    /// a path: what a path names can change, and in a container somebody else chooses it.
+    fn attach_file(&mut self, place: &Place<'_>, open: impl FnOnce() -> Option<File>) {
+        let done = match place.owner {
+            None => self.host_links.contains_key(&place.id),
+            Some(tgid) => self.process_links.contains_key(&(tgid, place.id)),
         };
         if done {
             return;
         }
-        let Some(probed) = self.probed(id, library, file, shown, owner) else { return };
-        let scope = match owner.and_then(NonZeroU32::new) {
-            None => Scope::Host,
-            Some(pid) => Scope::Process(pid),
-        };
-        let mut links = Links::default();
-        let mut probes = 0;
-        for site in &probed.sites {
-            match self.kernel.attach(file, site.row, site.offset, scope, &mut links) {
-                Ok(()) => probes += 1,
-                Err(error) => return self.give_up(id, shown, owner, links, &error),
+        let Some(file) = open() else {
+            // A process that ended meanwhile is no failure.
+            if place.owner.is_none_or(|tgid| self.host.mappings(tgid).is_some()) {
+                self.failed(place, "the mapped file could not be opened".to_owned());
             }
-        }
-        debug!(file = %shown.display(), ?owner, probes, "attached");
-        let notice = Notice::Attached {
-            tgid: owner,
-            path: shown.to_owned(),
-            library: probed.library,
-            probes,
-            available: probed.sites.len(),
-            at_ns: clock::boot_ns(),
+            return self.keep(place, Links::default());
         };
-        self.keep(id, owner, links);
-        self.tell(notice);
+        let Some(sites) = self.sites(place, &file) else { return };
+        let mut links = Links::default();
+        match self.attach_sites(place, &file, &sites, &mut links) {
+            Ok(()) => {
+                debug!(file = %place.shown.display(), owner = place.owner, "attached");
+                self.tell(Notice::Attached {
+                    tgid: place.owner,
+                    path: place.shown.to_owned(),
+                    library: place.library,
+                    probes: sites.len(),
+                    available: sites.len(),
+                    at_ns: clock::boot_ns(),
+                });
+                self.keep(place, links);
+            }
+            Err(error) => self.give_up(place, links, &error),
+        }
+    }
+
+    fn attach_sites(
+        &mut self,
+        place: &Place<'_>,
+        file: &File,
+        sites: &[elf::Site],
+        links: &mut Links,
+    ) -> Result<(), KernelError> {
+        let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        let scope = place.owner.and_then(NonZeroU32::new).map_or(Scope::Host, Scope::Process);
+        sites
+            .iter()
+            .try_for_each(|site| self.kernel.attach(&path, site.row, site.offset, scope, links))
     }
 
     /// All of a file's rows or none: half a table would make an account that cannot add up.
-    fn give_up(
-        &mut self,
-        id: FileId,
-        shown: &Path,
-        owner: Option<u32>,
-        links: Links,
-        error: &KernelError,
-    ) {
-        // A process that ended meanwhile is no failure.
-        let alive = owner.is_none_or(|tgid| self.host.mappings(tgid).is_some());
+    fn give_up(&mut self, place: &Place<'_>, links: Links, error: &KernelError) {
+        let alive = place.owner.is_none_or(|tgid| self.host.mappings(tgid).is_some());
         self.garbage.send(links).unwrap_or_default();
-        self.keep(id, owner, Links::default());
+        self.keep(place, Links::default());
         if alive {
-            self.failed(shown, owner, error);
+            self.failed(place, chain(error));
         }
     }
 
-    fn keep(&mut self, id: FileId, owner: Option<u32>, links: Links) {
-        match owner {
-            None => self.host_links.insert(id, links),
-            Some(tgid) => self.process_links.insert((tgid, id), links),
+    fn keep(&mut self, place: &Place<'_>, links: Links) {
+        match place.owner {
+            None => self.host_links.insert(place.id, links),
+            Some(tgid) => self.process_links.insert((tgid, place.id), links),
         };
     }
 
-    fn probed(
-        &mut self,
-        id: FileId,
-        library: Library,
-        file: &Path,
-        shown: &Path,
-        owner: Option<u32>,
-    ) -> Option<Probed> {
-        if let Some(known) = self.files.get(&id) {
+    /// The probed functions of a file, looked up once.
+    fn sites(&mut self, place: &Place<'_>, file: &File) -> Option<Vec<elf::Site>> {
+        if let Some(known) = self.files.get(&place.id) {
             return known.clone();
         }
-        let probed = match elf::sites(file, library) {
-            Ok(sites) => Some(Probed { library, sites }),
+        let found = file
+            .try_clone()
+            .map_err(|error| error.to_string())
+            .and_then(|file| elf::sites(file, place.library).map_err(|error| chain(&error)));
+        let sites = match found {
+            Ok(sites) => Some(sites),
             Err(error) => {
-                self.failed(shown, owner, &error);
+                self.failed(place, error);
                 None
             }
         };
-        self.files.insert(id, probed.clone());
-        probed
+        self.files.insert(place.id, sites.clone());
+        sites
     }
 
-    fn failed(&self, path: &Path, tgid: Option<u32>, error: &dyn std::error::Error) {
-        let error = chain(error);
-        warn!(file = %path.display(), ?tgid, %error, "not probed: its calls stay unseen");
-        self.tell(Notice::Failed { tgid, path: path.to_owned(), error });
+    fn failed(&self, place: &Place<'_>, error: String) {
+        let (file, tgid) = (place.shown.display(), place.owner);
+        warn!(%file, tgid, error, "not probed: its calls stay unseen");
+        self.tell(Notice::Failed { tgid, path: place.shown.to_owned(), error });
     }
 
     fn tell(&self, notice: Notice) {

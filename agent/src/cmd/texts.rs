@@ -4,15 +4,49 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::CommandFactory as _;
+use ledger::log::{Column, SCHEMA_VERSION, TABLES};
 
 use super::print;
 use crate::cli::{Cli, Completions, Schema};
 
 /// `vramscope schema`.
 pub(super) fn schema(args: &Schema) -> anyhow::Result<ExitCode> {
-    let text = if args.json { ledger::log::schema_json() } else { ledger::log::schema_text() };
-    print(&text)?;
+    print(&if args.json { schema_json()? } else { schema_text() })?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn schema_json() -> anyhow::Result<String> {
+    let column = |column: &Column| {
+        serde_json::json!({
+            "name": column.name,
+            "type": column.ty.as_str(),
+            "nullable": column.nullable,
+            "meaning": column.doc.trim(),
+        })
+    };
+    let tables: Vec<_> = TABLES
+        .iter()
+        .map(|table| {
+            let columns: Vec<_> = table.columns().map(column).collect();
+            serde_json::json!({ "name": table.name, "meaning": table.doc.trim(), "columns": columns })
+        })
+        .collect();
+    let schema = serde_json::json!({ "schema_version": SCHEMA_VERSION, "tables": tables });
+    Ok(serde_json::to_string_pretty(&schema).context("write the schema as JSON")? + "\n")
+}
+
+fn schema_text() -> String {
+    let mut text = String::new();
+    for table in TABLES {
+        text.push_str(&format!("{}\n  {}\n", table.name, table.doc.trim()));
+        for column in table.columns() {
+            let nullable = if column.nullable { "?" } else { "" };
+            let ty = format!("{}{nullable}", column.ty.as_str());
+            text.push_str(&format!("    {:<28} {ty:<16} {}\n", column.name, column.doc.trim()));
+        }
+        text.push('\n');
+    }
+    text
 }
 
 /// `vramscope completions`.

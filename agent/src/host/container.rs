@@ -14,12 +14,11 @@ impl Host {
     /// Memory, CPU and shared memory of the container of a process; `None` where it runs in none.
     ///
     /// Limits are the tightest on the way to the root: Kubernetes sets some on the pod. Shared
-    /// memory is the process's own `/dev/shm`, where it is one.
-    pub fn container_sample(&self, ts_ns: i64, pid: u32, cgroup: &Cgroup) -> Option<HostSampleRow> {
+    /// memory is the process's own `/dev/shm`, where it is one. `ts_ns` is the caller's to fill in.
+    pub fn container_sample(&self, pid: u32, cgroup: &Cgroup) -> Option<HostSampleRow> {
         let container_id = cgroup.container_id.clone()?;
         let shm = self.own_shm(pid);
         let row = HostSampleRow {
-            ts_ns,
             container_id: Some(container_id),
             shm_used_bytes: shm.map(|space| space.used),
             shm_limit_bytes: shm.map(|space| space.total),
@@ -165,9 +164,8 @@ mod tests {
         tree.write("sys/fs/cgroup/memory.max", "1\n");
         let path = own.strip_prefix("sys/fs/cgroup").unwrap();
         let cgroup = parse_cgroup(format!("0::{path}/init.scope\n").as_bytes());
-        let row = tree.host().container_sample(9, 42, &cgroup).unwrap();
+        let row = tree.host().container_sample(42, &cgroup).unwrap();
         let expected = HostSampleRow {
-            ts_ns: 9,
             container_id: Some(ID.to_owned()),
             cpu_ns: Some(5000),
             cpus: Some(2),
@@ -193,12 +191,12 @@ mod tests {
         write("cpuacct", "cpuacct.usage", "11\n");
         let cgroup = format!("4:memory:/docker/{ID}\n3:cpu,cpuacct:/docker/{ID}\n0::/\n");
         let cgroup = parse_cgroup(cgroup.as_bytes());
-        let row = tree.host().container_sample(9, 42, &cgroup).unwrap();
+        let row = tree.host().container_sample(42, &cgroup).unwrap();
         assert_eq!((row.memory_used_bytes, row.memory_limit_bytes), (Some(77), None));
         assert_eq!((row.cpus, row.cpu_throttled_ns, row.cpu_ns), (Some(2), Some(33), Some(11)));
         write("cpu", "cpu.cfs_quota_us", "-1\n");
         write("memory", "memory.limit_in_bytes", "99\n");
-        let row = tree.host().container_sample(9, 42, &cgroup).unwrap();
+        let row = tree.host().container_sample(42, &cgroup).unwrap();
         assert_eq!((row.memory_limit_bytes, row.cpus), (Some(99), None));
     }
 
@@ -207,7 +205,7 @@ mod tests {
         let tree = testing::Tree::new();
         tree.write("proc/42/root/dev/shm/x", "");
         let cgroup = parse_cgroup(format!("0::/docker/{ID}\n").as_bytes());
-        let shm = || tree.host().container_sample(9, 42, &cgroup).unwrap().shm_limit_bytes;
+        let shm = || tree.host().container_sample(42, &cgroup).unwrap().shm_limit_bytes;
         assert_eq!(shm(), None);
         tree.write("proc/42/mountinfo", "9 8 0:1 / /dev/shm rw master:1 - fuse.evil evil rw\n");
         assert_eq!(shm(), None);
@@ -218,7 +216,7 @@ mod tests {
     #[test]
     fn no_container_is_no_row() {
         let tree = testing::Tree::new();
-        assert_eq!(tree.host().container_sample(9, 42, &parse_cgroup(b"0::/user.slice\n")), None);
+        assert_eq!(tree.host().container_sample(42, &parse_cgroup(b"0::/user.slice\n")), None);
     }
 
     #[test]

@@ -130,7 +130,8 @@ mod tests {
 
     #[test]
     fn numbers_come_from_one_launcher() {
-        let cases: &[(&str, Option<i32>, Option<i32>, Option<i32>)] = &[
+        type Case = (&'static str, Option<i32>, Option<i32>, Option<i32>);
+        let cases: &[Case] = &[
             ("RANK=3 LOCAL_RANK=1 WORLD_SIZE=8", Some(3), Some(1), Some(8)),
             ("RANK=3 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=2", Some(3), None, None),
             (

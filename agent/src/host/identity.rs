@@ -107,7 +107,7 @@ mod tests {
         tree.write("proc/sys/kernel/random/boot_id", "11111111-2222-3333-4444-555555555555\n");
         tree.write("proc/sys/kernel/hostname", "node7\n");
         tree.write("proc/stat", "cpu  1 2 3 4\nbtime 1700000000\n");
-        tree.write("proc/42/stat", &Tree::stat_line(42, "python3", 7, 12_345));
+        tree.write("proc/42/stat", Tree::stat_line(42, "python3", 7, 12_345));
         tree.write("proc/42/status", "Name:\tpython3\nUid:\t1000\t0\t0\t0\nNSpid:\t42\t9\t3\n");
         tree.write("proc/42/cmdline", "python3\0train.py\0--key\0SECRET\0");
         tree.write(
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn unreadable_files_leave_unknown_fields() {
         let tree = Tree::new();
-        tree.write("proc/42/stat", &Tree::stat_line(42, "x", 1, 5));
+        tree.write("proc/42/stat", Tree::stat_line(42, "x", 1, 5));
         let row = tree.host().identity(42, CommandDetail::Redacted).unwrap().row;
         assert_eq!((row.ns_pid, row.uid, row.start_ns), (None, None, None));
         assert_eq!((row.exe, row.command, row.container_id), (None, None, None));

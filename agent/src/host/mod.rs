@@ -12,7 +12,7 @@ mod container;
 mod env;
 mod identity;
 mod libs;
-mod maps;
+pub mod maps;
 mod open;
 mod ordinals;
 mod stat;
@@ -24,6 +24,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+pub(crate) use self::system::Space;
 pub use self::{
     cgroup::{Cgroup, parse as parse_cgroup},
     env::{ALLOWED as ALLOWED_ENV, Env},
@@ -130,4 +131,4 @@ fn boot_ns_by_clocks() -> Option<i64> {
 }
 
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;

@@ -147,8 +147,9 @@ mod tests {
     }
 
     fn env(variables: &[(&str, &str)]) -> Env {
-        let text: String =
-            variables.iter().map(|(key, value)| format!("{key}={value}\0")).collect();
+        let entries: Vec<_> =
+            variables.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        let text = entries.join("\0");
         Env::parse(text.as_bytes())
     }
 

@@ -31,6 +31,11 @@ impl Host {
         parse(&self.read_process(pid, "stat", 4096)?)
     }
 
+    /// When a process started, `CLOCK_BOOTTIME` nanoseconds, exact to a tick of 10 ms.
+    pub fn start_boot_ns(&self, pid: u32) -> Option<u64> {
+        self.stat(pid)?.start_ticks.checked_mul(TICK_NS)
+    }
+
     /// CPU time and resident memory of a process now.
     pub fn process_usage(&self, pid: u32) -> Option<ProcessUsage> {
         self.stat(pid).map(|stat| stat.usage)

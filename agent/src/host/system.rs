@@ -32,22 +32,22 @@ impl Space {
 }
 
 impl Host {
-    /// The host's CPU time, memory, `/dev/shm`, and the space left for a log in `log_directory`.
-    pub fn host_sample(&self, ts_ns: i64, log_directory: Option<&Path>) -> HostSampleRow {
+    /// The host's CPU time, memory, `/dev/shm`, and the space left for a log in `log_directory`;
+    /// `ts_ns` is the caller's to fill in.
+    pub fn sample(&self, log_directory: &Path) -> HostSampleRow {
         let stat = self.read("proc/stat").unwrap_or_default();
         let memory = self.read("proc/meminfo").unwrap_or_default();
         let bytes = |key: &str| text::field(&memory, key)?.parse::<i64>().ok()?.checked_mul(1024);
         let total = bytes("MemTotal");
         let shm = Space::at(&self.path("dev/shm"));
         HostSampleRow {
-            ts_ns,
             cpu_ns: busy_ns(&stat),
             cpus: cpus(&stat),
             memory_used_bytes: total.zip(bytes("MemAvailable")).map(|(all, left)| all - left),
             memory_limit_bytes: total,
             shm_used_bytes: shm.map(|space| space.used),
             shm_limit_bytes: shm.map(|space| space.total),
-            log_disk_free_bytes: log_directory.and_then(Space::at).map(|space| space.available),
+            log_disk_free_bytes: Space::at(log_directory).map(|space| space.available),
             ..HostSampleRow::default()
         }
     }
@@ -87,8 +87,8 @@ mod tests {
         );
         tree.write("proc/meminfo", "MemTotal:  1000 kB\nMemFree: 1 kB\nMemAvailable:  400 kB\n");
         tree.write("dev/shm/x", "");
-        let row = tree.host().host_sample(7, Some(tree.root()));
-        assert_eq!((row.ts_ns, row.container_id), (7, None));
+        let row = tree.host().sample(tree.root());
+        assert_eq!(row.container_id, None);
         assert_eq!(row.cpu_ns, Some(170 * 10_000_000));
         assert_eq!(row.cpus, Some(2));
         assert_eq!(row.memory_used_bytes, Some(600 * 1024));
@@ -99,14 +99,14 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_null() {
-        let row = Tree::new().host().host_sample(7, None);
-        assert_eq!(row, HostSampleRow { ts_ns: 7, ..HostSampleRow::default() });
+        let row = Tree::new().host().sample(Path::new("/no/such"));
+        assert_eq!(row, HostSampleRow::default());
         assert_eq!(busy_ns(b"cpu  1 2 x"), None);
     }
 
     #[test]
     fn this_host_has_figures() {
-        let row = Host::live().host_sample(1, Some(Path::new("/")));
+        let row = Host::live().sample(Path::new("/"));
         assert!(row.cpu_ns > Some(0) && row.cpus > Some(0) && row.memory_used_bytes > Some(0));
         assert!(row.memory_used_bytes < row.memory_limit_bytes);
     }

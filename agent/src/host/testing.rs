@@ -33,9 +33,9 @@ impl Tree {
     }
 
     /// A line of `/proc/PID/stat`; 2 s of CPU time, 3 resident pages.
-    pub(crate) fn stat_line(pid: u32, comm: &str, ppid: u32, start_ticks: u64) -> String {
+    pub(crate) fn stat_line(pid: u32, comm: &str, parent: u32, start_ticks: u64) -> String {
         format!(
-            "{pid} ({comm}) S {ppid} 1 1 0 -1 4194560 1 2 3 4 150 50 0 0 20 0 1 0 {start_ticks} \
+            "{pid} ({comm}) S {parent} 1 1 0 -1 4194560 1 2 3 4 150 50 0 0 20 0 1 0 {start_ticks} \
              4096 3 18446744073709551615 1 1"
         )
     }

@@ -98,7 +98,7 @@ mod tests {
             assert_eq!(shown, *expected, "{bytes:?}");
             assert!(shown.chars().count() <= *limit);
         }
-        assert_eq!(clean(&[b'x'; 1 << 20], 100).chars().count(), 100);
+        assert_eq!(clean(&vec![b'x'; 1 << 20], 100).chars().count(), 100);
     }
 
     #[test]

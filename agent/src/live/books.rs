@@ -29,7 +29,7 @@ use crate::{
     attach::{Notice, worker::Command},
     clock::Anchor,
     decode,
-    host::{CommandDetail, Host},
+    host::{CommandDetail, Env, Host},
     kernel::Counters,
     nvml::Sample,
 };
@@ -223,7 +223,7 @@ impl Books {
             .filter(|identity| identity.row.proc_id == proc_id.0);
         let row = match identity {
             Some(identity) => {
-                self.set_devices(proc_id, &identity.env);
+                self.set_devices(tgid, proc_id, &identity.env);
                 identity.row
             }
             None => ProcessRow {
@@ -244,8 +244,9 @@ impl Books {
         self.write_libraries(tgid, proc_id);
     }
 
-    fn set_devices(&mut self, proc_id: ProcId, env: &crate::host::Env) {
-        for (ordinal, device) in self.opening.devices.by_environment(proc_id, env) {
+    fn set_devices(&mut self, tgid: u32, proc_id: ProcId, env: &Env) {
+        let Opening { devices, host, .. } = &mut self.opening;
+        for (ordinal, device) in devices.by_environment(host, tgid, proc_id, env) {
             self.ledger.set_device(proc_id, ordinal, device);
         }
     }
@@ -339,7 +340,7 @@ impl Books {
         else {
             return;
         };
-        self.set_devices(proc_id, &identity.env);
+        self.set_devices(tgid, proc_id, &identity.env);
         if let Some(life) = self.lives.by_id(proc_id) {
             life.row = Some(identity.row);
         }

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use ledger::{account::DeviceId, call::ProcId};
 
 use crate::{
-    host::{Env, ordinal_map},
+    host::{Env, Host},
     nvml::Gpu,
 };
 
@@ -29,9 +29,15 @@ impl Devices {
     }
 
     /// What the environment at exec makes of the ordinals; `None` for one that it does not settle.
-    pub fn by_environment(&mut self, proc_id: ProcId, env: &Env) -> Vec<(i32, Option<DeviceId>)> {
+    pub fn by_environment(
+        &mut self,
+        host: &Host,
+        tgid: u32,
+        proc_id: ProcId,
+        env: &Env,
+    ) -> Vec<(i32, Option<DeviceId>)> {
         let map: Vec<_> = (0..)
-            .zip(ordinal_map(env, &self.gpus))
+            .zip(host.process_ordinals(tgid, env, &self.gpus))
             .map(|(ordinal, slot)| (ordinal, slot.and_then(|slot| self.id(slot))))
             .collect();
         self.maps.insert(proc_id, map.iter().cloned().collect());

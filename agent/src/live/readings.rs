@@ -193,8 +193,8 @@ impl Books {
             gpu_uuid: Some(reading.gpu_uuid.clone()),
             nvml_used_bytes: process.used_bytes.map(|bytes| bytes as i64),
             live_device_bytes,
-            cpu_ns: usage.map(|usage| usage.cpu_ns as i64),
-            rss_bytes: usage.map(|usage| usage.rss_bytes as i64),
+            cpu_ns: usage.map(|usage| usage.cpu_ns),
+            rss_bytes: usage.map(|usage| usage.rss_bytes),
             ..ProcessSampleRow::default()
         });
     }

@@ -272,32 +272,37 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Steps whenever a step is due until `end_ns`; gives all samples.
+    /// Steps whenever a step is due until `end_ns`; gives all found.
     fn drive(
         sampler: &mut Sampler<FakeReader>,
         clock: &FakeClock,
         end_ns: u64,
         mut at: impl FnMut(u64, &FakeReader),
     ) -> Vec<Sample> {
-        let mut samples = Vec::new();
+        let mut found = Vec::new();
         loop {
             at(clock.monotonic_ns(), sampler.reader());
             let step = sampler.step(clock);
-            samples.extend(step.samples);
+            found.extend(step.samples);
             if step.next_ns >= end_ns {
-                return samples;
+                return found;
             }
             clock.set(step.next_ns.max(clock.monotonic_ns()));
         }
     }
 
-    fn devices(samples: &[Sample]) -> Vec<&DeviceSampleRow> {
-        let row = |sample| if let &Sample::Device(ref row) = sample { Some(row) } else { None };
-        samples.iter().filter_map(row).collect()
+    fn devices(found: &[Sample]) -> Vec<&DeviceSampleRow> {
+        let mut rows = Vec::new();
+        for sample in found {
+            if let Sample::Device(row) = sample {
+                rows.push(row);
+            }
+        }
+        rows
     }
 
-    fn lists(samples: &[Sample]) -> usize {
-        samples.iter().filter(|sample| matches!(sample, Sample::Processes { .. })).count()
+    fn lists(found: &[Sample]) -> usize {
+        found.iter().filter(|sample| matches!(sample, Sample::Processes { .. })).count()
     }
 
     fn sampler(gpus: usize) -> (Sampler<FakeReader>, FakeClock) {
@@ -308,10 +313,10 @@ mod tests {
     #[test]
     fn still_memory_gives_a_row_a_second() {
         let (mut sampler, clock) = sampler(2);
-        let samples = drive(&mut sampler, &clock, 10_000 * MS, |_, _| {});
-        let rows = devices(&samples).len();
+        let found = drive(&mut sampler, &clock, 10_000 * MS, |_, _| {});
+        let rows = devices(&found).len();
         assert!((20..=22).contains(&rows), "{rows} rows of 2 devices in 10 s");
-        assert_eq!(lists(&samples), 20);
+        assert_eq!(lists(&found), 20);
         let asked = sampler.reader().memory_calls();
         assert!((195..=205).contains(&asked), "{asked} calls at 10 Hz for 2 devices");
     }
@@ -319,10 +324,10 @@ mod tests {
     #[test]
     fn changes_are_told_at_once() {
         let (mut sampler, clock) = sampler(1);
-        let samples = drive(&mut sampler, &clock, 5_000 * MS, |now, reader| {
+        let found = drive(&mut sampler, &clock, 5_000 * MS, |now, reader| {
             reader.set_used(0, Some(now / (200 * MS)));
         });
-        let used: Vec<_> = devices(&samples).iter().filter_map(|row| row.used_bytes).collect();
+        let used: Vec<_> = devices(&found).iter().filter_map(|row| row.used_bytes).collect();
         let mut distinct = used.clone();
         distinct.dedup();
         assert_eq!(distinct, (0..=24).collect::<Vec<i64>>());
@@ -334,8 +339,8 @@ mod tests {
         let (mut sampler, clock) = sampler(1);
         sampler.reader().set_used(0, None);
         sampler.reader().hide_all();
-        let samples = drive(&mut sampler, &clock, 3_000 * MS, |_, _| {});
-        let rows = devices(&samples);
+        let found = drive(&mut sampler, &clock, 3_000 * MS, |_, _| {});
+        let rows = devices(&found);
         assert!(rows.len() >= 3);
         for row in rows {
             assert_eq!((row.used_bytes, row.total_bytes, row.reserved_bytes), (None, None, None));
@@ -343,7 +348,7 @@ mod tests {
             assert_eq!(row.power_milliwatts, None);
         }
         let nothing = |sample: &&Sample| matches!(sample, Sample::Processes { readings: None, .. });
-        assert_eq!(samples.iter().filter(nothing).count(), lists(&samples));
+        assert_eq!(found.iter().filter(nothing).count(), lists(&found));
     }
 
     #[test]
@@ -393,11 +398,11 @@ mod tests {
     fn slow_memory_calls_slow_memory_only_and_are_noted() {
         let (mut sampler, clock) = sampler(1);
         sampler.reader().set_memory_ns(3 * MS);
-        let samples = drive(&mut sampler, &clock, 120_000 * MS, |_, _| {});
+        let found = drive(&mut sampler, &clock, 120_000 * MS, |_, _| {});
         let asked = sampler.reader().memory_calls();
         assert!(asked < 20, "{asked} calls of 3 ms in two minutes");
-        assert!(lists(&samples) > 110);
-        let notes = samples.iter().filter(|sample| matches!(sample, Sample::Note(_))).count();
+        assert!(lists(&found) > 110);
+        let notes = found.iter().filter(|sample| matches!(sample, Sample::Note(_))).count();
         assert!((1..=12).contains(&notes), "{notes}");
     }
 
@@ -405,8 +410,8 @@ mod tests {
     fn stale_sensors_are_left_out() {
         let (mut sampler, clock) = sampler(1);
         sampler.reader().set_sensor_ns(5 * MS);
-        let samples = drive(&mut sampler, &clock, 60_000 * MS, |_, _| {});
-        let rows = devices(&samples);
+        let found = drive(&mut sampler, &clock, 60_000 * MS, |_, _| {});
+        let rows = devices(&found);
         assert!(rows.iter().any(|row| row.temperature_celsius.is_none()));
         assert!(rows.iter().any(|row| row.temperature_celsius.is_some()));
     }

@@ -35,7 +35,7 @@ enum Ever {
 /// Contexts of one process.
 #[derive(Debug)]
 pub(super) struct Contexts {
-    contexts: HashMap<u64, Context>,
+    live: HashMap<u64, Context>,
     primary: HashMap<i32, u64>,
     threads: HashMap<u32, Vec<u64>>,
     ever: Ever,
@@ -44,7 +44,7 @@ pub(super) struct Contexts {
 impl Default for Contexts {
     fn default() -> Self {
         Self {
-            contexts: HashMap::new(),
+            live: HashMap::new(),
             primary: HashMap::new(),
             threads: HashMap::new(),
             ever: Ever::None,
@@ -61,7 +61,7 @@ impl Contexts {
     pub(super) fn place(&self, tid: u32, from_start: bool) -> Place {
         let current = self.threads.get(&tid).and_then(|stack| stack.last()).copied();
         let ctx = current.or(match self.ever {
-            Ever::One(ctx) if from_start && self.contexts.contains_key(&ctx) => Some(ctx),
+            Ever::One(ctx) if from_start && self.live.contains_key(&ctx) => Some(ctx),
             _ => None,
         });
         Place { ctx, ordinal: ctx.and_then(|ctx| self.ordinal(ctx)) }
@@ -69,7 +69,7 @@ impl Contexts {
 
     /// Device of a context.
     pub(super) fn ordinal(&self, ctx: u64) -> Option<i32> {
-        self.contexts.get(&ctx).map(|context| context.ordinal)
+        self.live.get(&ctx).map(|context| context.ordinal)
     }
 
     /// The device's primary context.
@@ -83,7 +83,7 @@ impl Contexts {
         self.saw(ctx);
         self.push(tid, ctx);
         let made = Context { ordinal, since_ns, retains: None };
-        self.contexts.insert(ctx, made).is_some()
+        self.live.insert(ctx, made).is_some()
     }
 
     /// One more user of a primary context; the first one makes it. True as for
@@ -91,14 +91,14 @@ impl Contexts {
     pub(super) fn retain(&mut self, ctx: u64, ordinal: i32, since_ns: i64) -> bool {
         self.saw(ctx);
         self.primary.insert(ordinal, ctx);
-        match self.contexts.get_mut(&ctx) {
+        match self.live.get_mut(&ctx) {
             Some(Context { ordinal: at, retains: Some(retains), .. }) if *at == ordinal => {
                 *retains = retains.saturating_add(1);
                 false
             }
             _ => {
                 let made = Context { ordinal, since_ns, retains: Some(1) };
-                self.contexts.insert(ctx, made).is_some()
+                self.live.insert(ctx, made).is_some()
             }
         }
     }
@@ -106,10 +106,10 @@ impl Contexts {
     /// `cuCtxDestroy` that entered at `enter_ns`. False: the handle has been handed out again
     /// since, the context that was meant is gone already.
     pub(super) fn destroy(&mut self, tid: u32, ctx: u64, enter_ns: i64) -> bool {
-        if self.contexts.get(&ctx).is_some_and(|context| context.since_ns > enter_ns) {
+        if self.live.get(&ctx).is_some_and(|context| context.since_ns > enter_ns) {
             return false;
         }
-        self.contexts.remove(&ctx);
+        self.live.remove(&ctx);
         if let Some(stack) = self.threads.get_mut(&tid)
             && stack.last() == Some(&ctx)
         {
@@ -121,12 +121,25 @@ impl Contexts {
     /// One user of the primary context less; gives the context where that was the last.
     pub(super) fn release(&mut self, ordinal: i32) -> Option<u64> {
         let ctx = self.primary(ordinal)?;
-        let retains = self.contexts.get_mut(&ctx)?.retains.as_mut()?;
+        let retains = self.live.get_mut(&ctx)?.retains.as_mut()?;
         *retains = retains.saturating_sub(1);
         if *retains > 0 {
             return None;
         }
-        self.contexts.remove(&ctx);
+        self.live.remove(&ctx);
+        Some(ctx)
+    }
+
+    /// `cuDevicePrimaryCtxReset*`: gives the context whose contents are destroyed.
+    ///
+    /// The retains stay, as NVIDIA's manual says, with the `_v2` function (`keeps`); the older one
+    /// takes one of them away (both seen on an H200, driver 580). The next retain makes the context
+    /// anew, under the same handle.
+    pub(super) fn reset(&mut self, ordinal: i32, keeps: bool) -> Option<u64> {
+        let ctx = self.primary(ordinal)?;
+        if !keeps {
+            self.release(ordinal);
+        }
         Some(ctx)
     }
 
@@ -218,6 +231,20 @@ mod tests {
         assert_eq!(contexts.release(0), Some(0xa));
         assert_eq!(contexts.release(0), None);
         assert_eq!(contexts.release(5), None);
+    }
+
+    #[test]
+    fn a_reset_keeps_the_retains_or_takes_one() {
+        let mut contexts = Contexts::default();
+        contexts.retain(0xa, 0, 1);
+        assert_eq!(contexts.reset(0, true), Some(0xa));
+        contexts.retain(0xa, 0, 2);
+        assert_eq!(contexts.release(0), None);
+        assert_eq!(contexts.reset(0, false), Some(0xa));
+        assert_eq!(contexts.ordinal(0xa), None);
+        contexts.retain(0xa, 0, 3);
+        assert_eq!(contexts.release(0), Some(0xa));
+        assert_eq!(contexts.reset(9, false), None);
     }
 
     #[test]

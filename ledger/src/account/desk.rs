@@ -60,7 +60,7 @@ pub(super) enum Shelf {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waiting {
     pub(super) proc_id: ProcId,
-    pub(super) shelf: Shelf,
+    pub(super) at: Shelf,
     pub(super) key: u64,
     pub(super) since_ns: i64,
     pub(super) displaced_ns: i64,
@@ -164,21 +164,21 @@ impl Desk<'_> {
         self.emit(about(row, block));
     }
 
-    /// `call` freed, released or unmapped something that is not in the books: it is from before
+    /// `call` freed or released something that is not in the books: it is from before
     /// attach, or, in a process seen from its start, its allocation was not seen.
-    pub(super) fn unknown(&mut self, call: &Call, op: &'static str, level: Level, addr: u64) {
+    pub(super) fn unknown(&mut self, call: &Call, level: Level, addr: u64) {
         self.who.unknown_frees += 1;
         if self.who.from_start {
             self.lose("alloc_not_seen", None);
         }
-        let row = self.event(call, op, level, None);
+        let row = self.event(call, "free", level, None);
         self.emit(EventRow { addr: addr as i64, ..row });
     }
 
     /// Remembers a displaced entry until its free is seen or given up.
-    pub(super) fn wait(&mut self, shelf: Shelf, key: u64, since_ns: i64, displaced_ns: i64) {
+    pub(super) fn wait(&mut self, at: Shelf, key: u64, since_ns: i64, displaced_ns: i64) {
         let proc_id = self.who.proc_id;
-        self.books.waiting.push_back(Waiting { proc_id, shelf, key, since_ns, displaced_ns });
+        self.books.waiting.push_back(Waiting { proc_id, at, key, since_ns, displaced_ns });
     }
 
     /// Counts something of this process that was not seen.
@@ -187,14 +187,14 @@ impl Desk<'_> {
     }
 
     fn blank(&self, op: &'static str, level: Level, ordinal: Option<i32>) -> EventRow {
-        let device = ordinal.and_then(|ordinal| self.who.devices.get(&ordinal));
+        let gpu = ordinal.and_then(|ordinal| self.who.devices.get(&ordinal));
         EventRow {
             proc_id: self.who.proc_id.0,
             pid: self.who.tgid as i32,
             op: Cow::Borrowed(op),
             level: Cow::Borrowed(level.as_str()),
-            nvml_index: device.map(|device| device.nvml_index),
-            gpu_uuid: device.map(|device| device.gpu_uuid.clone()),
+            nvml_index: gpu.map(|gpu| gpu.nvml_index),
+            gpu_uuid: gpu.map(|gpu| gpu.gpu_uuid.clone()),
             cuda_ordinal: ordinal,
             ..EventRow::default()
         }

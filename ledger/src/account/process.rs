@@ -162,11 +162,10 @@ impl Account {
                     self.free_context(desk, call, ctx);
                 }
             }
-            // A reset destroys what is in the context; the retains stay, and so does the handle.
             Action::PrimaryReset { ordinal } => {
                 let ctx = contexts.primary(ordinal);
                 context_row(desk, call, Place { ctx, ordinal: Some(ordinal) });
-                if let Some(ctx) = ctx {
+                if let Some(ctx) = contexts.reset(ordinal, call.api.ends_with("_v2")) {
                     self.free_context(desk, call, ctx);
                 }
             }
@@ -190,7 +189,7 @@ impl Account {
 
     /// Gives up waiting for the free of a displaced entry.
     pub(super) fn give_up(&mut self, desk: &mut Desk<'_>, waiting: &Waiting) {
-        match waiting.shelf {
+        match waiting.at {
             Shelf::Handles => self.vmm.give_up_handle(desk, waiting.key, waiting.since_ns),
             Shelf::Maps => self.vmm.give_up_map(desk, waiting.key, waiting.since_ns),
             Shelf::Blocks(space) => {
@@ -258,12 +257,11 @@ impl Account {
         if addr == 0 {
             return;
         }
-        match self.blocks[space].take(addr, call.enter_ns) {
-            Some(entry) => desk.closed(call, &entry.value, call.enter_ns),
-            None => {
-                let level = [Level::Device, Level::Host, Level::Virtual, Level::Tensor][space];
-                desk.unknown(call, "free", level, addr);
-            }
+        if let Some(entry) = self.blocks[space].take(addr, call.enter_ns) {
+            desk.closed(call, &entry.value, call.enter_ns);
+        } else {
+            let level = [Level::Device, Level::Host, Level::Virtual, Level::Tensor][space];
+            desk.unknown(call, level, addr);
         }
     }
 

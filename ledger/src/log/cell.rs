@@ -184,7 +184,10 @@ pub(crate) fn intern(text: &str) -> Cow<'static, str> {
     if let Some(word) = WORDS.read().unwrap_or_else(PoisonError::into_inner).get(text) {
         return Cow::Borrowed(word);
     }
-    let mut words = WORDS.write().unwrap_or_else(PoisonError::into_inner);
+    keep(&mut WORDS.write().unwrap_or_else(PoisonError::into_inner), text)
+}
+
+fn keep(words: &mut HashSet<&'static str>, text: &str) -> Cow<'static, str> {
     if words.len() >= MAX_WORDS || text.len() > MAX_WORD_BYTES {
         return Cow::Owned(text.to_owned());
     }

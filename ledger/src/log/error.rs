@@ -145,6 +145,11 @@ impl LogError {
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }
+
+    /// Whether a file's bytes are the problem, so that trying again does not help.
+    pub(crate) fn is_about_content(&self) -> bool {
+        matches!(self, Self::Content { .. } | Self::Column { .. } | Self::Arrow { .. })
+    }
 }
 
 /// Shorthand for results of this module.

@@ -1,32 +1,23 @@
 //! The tables in Markdown, for `docs/event-log.md` and `vramscope schema`.
 
-use std::fmt::Write;
-
-use super::schema::{TABLES, Table};
+use super::schema::{Column, TABLES, Table};
 
 /// Every table with its columns, as a section of Markdown.
 pub fn markdown() -> String {
-    TABLES.iter().fold(String::new(), |mut text, table| {
-        table_markdown(&mut text, table);
-        text
-    })
+    TABLES.iter().map(|table| table_markdown(table)).collect()
 }
 
-fn table_markdown(text: &mut String, table: &Table) {
-    // Writing to a String cannot fail.
-    let _: std::fmt::Result = write!(
-        text,
-        "### `{}`\n\n{}\n\n| column | type | meaning |\n|---|---|---|\n",
-        table.name,
-        table.doc.trim()
-    );
-    for column in table.columns() {
-        let nullable = if column.nullable { " ?" } else { "" };
-        let meaning = column.doc.trim().replace('|', "\\|");
-        let _: std::fmt::Result =
-            writeln!(text, "| `{}` | {}{nullable} | {meaning} |", column.name, column.ty.as_str());
-    }
-    text.push('\n');
+fn table_markdown(table: &Table) -> String {
+    let (name, doc) = (table.name, table.doc.trim());
+    let columns: String = table.columns().map(column_markdown).collect();
+    format!("### `{name}`\n\n{doc}\n\n| column | type | meaning |\n|---|---|---|\n{columns}\n")
+}
+
+fn column_markdown(column: &Column) -> String {
+    let (name, ty) = (column.name, column.ty.as_str());
+    let nullable = if column.nullable { " ?" } else { "" };
+    let meaning = column.doc.trim().replace('|', "\\|");
+    format!("| `{name}` | {ty}{nullable} | {meaning} |\n")
 }
 
 #[cfg(test)]

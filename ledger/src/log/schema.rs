@@ -121,6 +121,7 @@ pub trait Row: Sized + Clone + std::fmt::Debug + 'static {
 macro_rules! tables {
     ($($row:ident),* $(,)?) => {
         /// Position of each row type's table in [`TABLES`].
+        #[allow(clippy::enum_variant_names, reason = "the variants are the row types' names")]
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum TableIndex { $($row),* }
 

@@ -82,7 +82,8 @@ impl Random {
     }
 
     fn column(&mut self, ty: ColumnType, nullable: bool, rows: usize) -> ArrayRef {
-        let known: Vec<bool> = (0..rows).map(|_| !nullable || self.next() % 3 > 0).collect();
+        let known: Vec<bool> =
+            (0..rows).map(|_| !nullable || !self.next().is_multiple_of(3)).collect();
         let known = known.into_iter();
         match ty {
             ColumnType::I64 => {
@@ -91,9 +92,9 @@ impl Random {
             ColumnType::I32 => {
                 Arc::new(known.map(|k| k.then(|| self.i64() as i32)).collect::<Int32Array>())
             }
-            ColumnType::Bool => {
-                Arc::new(known.map(|k| k.then(|| self.next() % 2 == 0)).collect::<BooleanArray>())
-            }
+            ColumnType::Bool => Arc::new(
+                known.map(|k| k.then(|| self.next().is_multiple_of(2))).collect::<BooleanArray>(),
+            ),
             ColumnType::Utf8 | ColumnType::Word => {
                 Arc::new(known.map(|k| k.then(|| self.text())).collect::<StringArray>())
             }

@@ -29,8 +29,8 @@ pub(super) fn is_ci() -> bool {
     env::var("CI").is_ok_and(|value| value == "true" || value == "1")
 }
 
-/// The first thing that keeps the scenario tests from running.
-pub(super) fn scenario_obstacle() -> Option<Obstacle> {
+/// The first thing that keeps probes from being loaded.
+pub(super) fn probe_obstacle() -> Option<Obstacle> {
     if !sh::is_root() {
         let reason =
             "not root: loading probes needs it; `sudo env \"PATH=$PATH\" cargo xtask test`";
@@ -53,12 +53,13 @@ pub(super) fn scenario_obstacle() -> Option<Obstacle> {
             "root here lacks CAP_BPF and CAP_PERFMON (a container without privileges?)",
         ));
     }
-    if !sh::succeeds("gcc", &["--version"]) {
-        return Some(Obstacle::avoidable(
-            "no gcc to build the simulated GPU: `apt-get install gcc`",
-        ));
-    }
     None
+}
+
+/// What keeps the simulated GPU from being built.
+pub(super) fn compiler_obstacle() -> Option<Obstacle> {
+    let reason = "no gcc to build the simulated GPU: `apt-get install gcc libc6-dev`";
+    (!sh::succeeds("gcc", &["--version"])).then(|| Obstacle::avoidable(reason))
 }
 
 /// From `/proc/PID/status`: `CAP_SYS_ADMIN` (21), or `CAP_PERFMON` (38) with `CAP_BPF` (39).

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: every test that this machine can run, and what it can't, with the reason.
 //!
-//! Parts, in order: the committed objects, unit and doc tests, scenario tests under the real agent
-//! on a simulated GPU (as root), and readers of the log in Python. A part that can't run is a skip;
+//! Parts, in order: the committed objects, unit and doc tests, tests of the simulated GPU, scenario
+//! tests under the real agent on it (as root), and readers of the log in Python. A part that can't run is a skip;
 //! in continuous integration (`CI=true`) a skip that the machine could have avoided is a failure.
 
 mod libtest;
@@ -33,11 +33,12 @@ pub(crate) fn run(args: &Args) -> ExitCode {
             "note: an agent runs already ({agent}): a second one is refused, so stop it first"
         );
     }
-    let parts: [(&str, &dyn Fn() -> Part); 4] = [
+    let parts: [(&str, &dyn Fn() -> Part); 5] = [
         ("objects of the kernel half", &|| Ok(Ok(ebpf::check()?))),
         ("unit and doc tests", &|| unit(args)),
+        ("simulated GPU", &|| simulated_gpu(args)),
         ("scenario tests under the real agent", &|| scenarios(args)),
-        ("readers of the log in Python", &|| readers(args)),
+        ("readers of the log in Python", &|| readers::run(args.full)),
     ];
     let mut total = Tally::default();
     let mut summary = Vec::new();
@@ -69,19 +70,22 @@ fn unit(args: &Args) -> Part {
     Ok(Ok(cargo_test(&["test", "--locked"], args, &[])?))
 }
 
+fn simulated_gpu(args: &Args) -> Part {
+    if let Some(obstacle) = machine::compiler_obstacle() {
+        return Ok(Err(obstacle));
+    }
+    Ok(Ok(cargo_test(&["test", "--locked", "-p", "agent-tests", "--lib"], args, &[])?))
+}
+
 fn scenarios(args: &Args) -> Part {
-    if let Some(obstacle) = machine::scenario_obstacle() {
+    if let Some(obstacle) = machine::probe_obstacle().or_else(machine::compiler_obstacle) {
         return Ok(Err(obstacle));
     }
     let agent = machine::build_agent()?;
     // One at a time: they share one kernel, and one agent a host is the rule.
-    let test = ["test", "--locked", "-p", "agent-tests", "--", "--test-threads=1", "--show-output"];
+    let harness = ["--", "--test-threads=1", "--show-output"];
+    let test = [&["test", "--locked", "-p", "agent-tests", "--test", "*"][..], &harness].concat();
     Ok(Ok(cargo_test(&test, args, &[("VRAMSCOPE_BIN", &agent.display().to_string())])?))
-}
-
-fn readers(args: &Args) -> Part {
-    let agent = machine::build_agent()?;
-    readers::run(&agent, args.full)
 }
 
 /// Runs `cargo test`, shows its output as it comes and counts its tests.

@@ -1,7 +1,8 @@
-//! Checks in Python that the log reads the same in `DuckDB`, pandas, `PyArrow` and Polars.
+//! Checks in Python that the log reads the same in `DuckDB`, pandas and Polars.
 //!
-//! Each `tests/readers/check_*.py` is one check. It gets `VRAMSCOPE_BIN`, the agent, and exits with
-//! 0 when it passed, with 77 when it can't run here (its last line says why), else it failed.
+//! Each `tests/readers/check_*.py LOG` is one check. It exits with 0 when it passed, with 77 when
+//! it can't run here (its last line says why), else it failed. The logs are those that the
+//! ledger's example `sample_log` writes.
 
 use super::{Part, machine, machine::Obstacle, set_full};
 use crate::{sh, tally::Tally};
@@ -16,29 +17,51 @@ const REQUIREMENTS: &str = "tests/requirements.txt";
 const CHECKS: &str = "tests/readers";
 const CANT_RUN: i32 = 77;
 
-pub(super) fn run(agent: &Path, full: bool) -> Part {
+/// Logs to read, each with what `sample_log` is told after the folder: the number of events and,
+/// for a log whose old files were deleted, the bytes it may keep.
+const LOGS: [(&str, &[&str]); 2] = [("whole", &["100000"]), ("rotated", &["200000", "1000000"])];
+
+pub(super) fn run(full: bool) -> Part {
     let checks = checks()?;
     let python = match environment()? {
         Ok(python) => python,
         Err(obstacle) => return Ok(Err(obstacle)),
     };
     let mut total = Tally::default();
-    for check in checks {
-        let mut command = sh::command(&python)?;
-        command.arg(&check).env("VRAMSCOPE_BIN", agent);
-        set_full(&mut command, full);
-        println!("$ {}", sh::line(&command));
-        let status = command.status().with_context(|| format!("run {}", check.display()))?;
-        total += match status.code() {
-            Some(0) => Tally::PASSED,
-            Some(CANT_RUN) => Tally::SKIPPED,
-            _ => {
-                println!("failed: {}: {status}", check.display());
-                Tally::FAILED
-            }
-        };
+    for (name, args) in LOGS {
+        let log = write_log(name, args)?;
+        for check in &checks {
+            let mut command = sh::command(&python)?;
+            command.arg(check).arg(&log);
+            set_full(&mut command, full);
+            total += run_check(&mut command)?;
+        }
     }
     Ok(Ok(total))
+}
+
+fn run_check(command: &mut Command) -> Result<Tally> {
+    println!("$ {}", sh::line(command));
+    let status = command.status().with_context(|| format!("run {}", sh::line(command)))?;
+    Ok(match status.code() {
+        Some(0) => Tally::PASSED,
+        Some(CANT_RUN) => Tally::SKIPPED,
+        _ => {
+            println!("failed: {status}");
+            Tally::FAILED
+        }
+    })
+}
+
+fn write_log(name: &str, args: &[&str]) -> Result<PathBuf> {
+    let log = sh::target_dir()?.join("readers").join(name);
+    if log.exists() {
+        fs::remove_dir_all(&log).with_context(|| format!("remove the old {}", log.display()))?;
+    }
+    let mut command = sh::cargo()?;
+    command.args(["run", "--locked", "--quiet", "-p", "ledger", "--example", "sample_log", "--"]);
+    sh::run(command.arg(&log).args(args))?;
+    Ok(log)
 }
 
 fn checks() -> Result<Vec<PathBuf>> {

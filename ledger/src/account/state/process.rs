@@ -1,6 +1,9 @@
 //! State of one process.
 
-use std::{borrow::Cow, collections::HashMap};
+use std::{
+    borrow::Cow,
+    collections::{HashMap, hash_map::Entry},
+};
 
 use super::{
     growth::{Growth, growth},
@@ -61,8 +64,8 @@ pub struct LiveAllocation {
     pub addr: i64,
     /// Bytes, where known.
     pub size_bytes: Option<i64>,
-    /// Function that allocated.
-    pub api: Cow<'static, str>,
+    /// Function that allocated, for [`Process::api`].
+    pub api: usize,
     /// Stack of the allocation; 0 = none taken.
     pub stack_id: i64,
     /// When it was allocated, nanoseconds since the epoch.
@@ -93,8 +96,12 @@ pub struct Group {
 }
 
 /// What a process did through one function.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ApiUsage {
+    /// The function.
+    pub api: Cow<'static, str>,
+    /// It gives a handle, which is no address.
+    gives_handle: bool,
     /// Rows with its name.
     pub rows: u64,
     /// Of these, failed calls.
@@ -105,7 +112,11 @@ pub struct ApiUsage {
     pub freed_bytes: i64,
 }
 
-type GroupKey = (Cow<'static, str>, Level, usize, Option<i64>);
+/// Functions that give a handle, which is no address.
+const GIVE_HANDLES: [&str; 2] = ["cuMemCreate", "cuMemImportFromShareableHandle"];
+
+/// Function, level, device, size.
+type GroupKey = (usize, Level, usize, Option<i64>);
 
 /// State of one process.
 #[derive(Debug, Default)]
@@ -116,7 +127,8 @@ pub struct Process {
     devices: Vec<Device>,
     live: HashMap<i64, LiveAllocation>,
     by_addr: HashMap<(u8, i64), i64>,
-    apis: HashMap<Cow<'static, str>, ApiUsage>,
+    /// A handful: searching them is cheaper than hashing a name for each row.
+    apis: Vec<ApiUsage>,
     never_freed: HashMap<GroupKey, Group>,
 }
 
@@ -147,8 +159,13 @@ impl Process {
     }
 
     /// What was done through which function.
-    pub fn apis(&self) -> impl Iterator<Item = (&str, &ApiUsage)> {
-        self.apis.iter().map(|(api, usage)| (api.as_ref(), usage))
+    pub fn apis(&self) -> &[ApiUsage] {
+        &self.apis
+    }
+
+    /// Name of the function that made an allocation of this process.
+    pub fn api(&self, live: &LiveAllocation) -> &str {
+        self.apis.get(live.api).map_or("", |usage| usage.api.as_ref())
     }
 
     /// Live bytes of a level on all devices.
@@ -158,23 +175,23 @@ impl Process {
 
     /// Live allocations by function, level, device and size; most bytes first.
     pub fn live_groups(&self) -> Vec<Group> {
-        sorted(self.grouped(HashMap::new()))
+        self.grouped(HashMap::new())
     }
 
     /// [`Process::live_groups`], and what only the end of the process or of a context freed: what
     /// the program itself did not free; most bytes first.
     pub fn unfreed_groups(&self) -> Vec<Group> {
-        sorted(self.grouped(self.never_freed.clone()))
+        self.grouped(self.never_freed.clone())
     }
 
     pub(super) fn apply(&mut self, row: &EventRow, level: Level) {
         self.pid = row.pid;
         self.first_ns.get_or_insert(row.ts_ns);
         self.last_ns = self.last_ns.max(row.ts_ns);
-        self.count_api(row);
+        let api = self.count_api(row);
         let device = self.device(row.cuda_ordinal, row.nvml_index, row.gpu_uuid.as_deref());
         match row.op.as_ref() {
-            "alloc" | "reserve" | "import" => self.open(row, level, device),
+            "alloc" | "reserve" | "import" => self.open(row, level, device, api),
             "map" if row.delta_bytes > 0 => self.size_known(row),
             "free" => self.free(row, level, device),
             "fail" => {
@@ -192,12 +209,14 @@ impl Process {
 
     pub(super) fn start_from(&mut self, row: &LiveRow, level: Level) {
         let device = self.device(row.cuda_ordinal, row.nvml_index, row.gpu_uuid.as_deref());
+        let known = self.apis.iter().position(|usage| usage.api == row.api);
+        let api = known.unwrap_or_else(|| self.new_api(Cow::Owned(row.api.clone())));
         let live = LiveAllocation {
             level,
             device,
             addr: row.addr,
             size_bytes: row.size_bytes,
-            api: Cow::Owned(row.api.clone()),
+            api,
             stack_id: row.stack_id,
             ts_ns: row.alloc_ts_ns,
             exported: false,
@@ -207,16 +226,23 @@ impl Process {
         self.hold(row.alloc_id, live, row.ts_ns);
     }
 
-    fn count_api(&mut self, row: &EventRow) {
-        if !self.apis.contains_key(row.api.as_ref()) {
-            self.apis.insert(row.api.clone(), ApiUsage::default());
-        }
-        let Some(usage) = self.apis.get_mut(row.api.as_ref()) else { return };
+    /// Counts the row for its function and gives that one's index.
+    fn count_api(&mut self, row: &EventRow) -> usize {
+        let known = self.apis.iter().position(|usage| usage.api == row.api);
+        let index = known.unwrap_or_else(|| self.new_api(row.api.clone()));
+        let usage = &mut self.apis[index];
         usage.rows += 1;
         usage.failed += u64::from(row.op == "fail");
         let (up, down) = (row.delta_bytes.max(0), row.delta_bytes.min(0));
         usage.allocated_bytes = usage.allocated_bytes.saturating_add(up);
         usage.freed_bytes = usage.freed_bytes.saturating_sub(down);
+        index
+    }
+
+    fn new_api(&mut self, api: Cow<'static, str>) -> usize {
+        let gives_handle = GIVE_HANDLES.contains(&api.as_ref());
+        self.apis.push(ApiUsage { api, gives_handle, ..ApiUsage::default() });
+        self.apis.len() - 1
     }
 
     /// The device of a row. An ordinal keeps its device when the UUID becomes known; another UUID
@@ -235,7 +261,7 @@ impl Process {
         index
     }
 
-    fn open(&mut self, row: &EventRow, level: Level, device: usize) {
+    fn open(&mut self, row: &EventRow, level: Level, device: usize, api: usize) {
         let usage = &mut self.devices[device].usage[level as usize];
         usage.allocs += 1;
         usage.allocated_bytes = usage.allocated_bytes.saturating_add(row.delta_bytes);
@@ -244,7 +270,7 @@ impl Process {
             device,
             addr: row.addr,
             size_bytes: row.size_bytes,
-            api: row.api.clone(),
+            api,
             stack_id: row.stack_id,
             ts_ns: row.ts_ns,
             exported: false,
@@ -254,11 +280,9 @@ impl Process {
 
     /// Makes an allocation live, unless it is the older of two at one address.
     fn hold(&mut self, alloc_id: i64, live: LiveAllocation, ts_ns: i64) {
-        if self.live.contains_key(&alloc_id) {
-            return;
-        }
-        if let Some(place) = place_of(&live)
+        if let Some(place) = self.place_of(&live)
             && let Some(other) = self.by_addr.insert(place, alloc_id)
+            && other != alloc_id
         {
             if self.live.get(&other).is_some_and(|other| other.ts_ns > live.ts_ns) {
                 self.by_addr.insert(place, other);
@@ -266,11 +290,13 @@ impl Process {
             }
             self.drop_live(other, ts_ns);
         }
-        let usage = &mut self.devices[live.device].usage[live.level as usize];
+        let (level, device, size) = (live.level, live.device, live.size_bytes.unwrap_or(0));
+        let Entry::Vacant(vacant) = self.live.entry(alloc_id) else { return };
+        vacant.insert(live);
+        let usage = &mut self.devices[device].usage[level as usize];
         usage.live_count += 1;
-        usage.raise(ts_ns, live.size_bytes.unwrap_or(0));
-        self.record(live.level, live.device, ts_ns);
-        self.live.insert(alloc_id, live);
+        usage.raise(ts_ns, size);
+        self.record(level, device, ts_ns);
     }
 
     /// The first map of imported memory tells its size.
@@ -286,12 +312,13 @@ impl Process {
     }
 
     fn free(&mut self, row: &EventRow, level: Level, device: usize) {
-        // A release that left references or maps behind says `virtual`: nothing was freed.
-        let live = self.live.get(&row.alloc_id);
-        if live.is_some_and(|live| live.level != level) {
-            return;
-        }
-        let device = live.map_or(device, |live| live.device);
+        let live = match self.live.entry(row.alloc_id) {
+            // A release that left references or maps behind says `virtual`: nothing was freed.
+            Entry::Occupied(entry) if entry.get().level != level => return,
+            Entry::Occupied(entry) => Some(entry.remove()),
+            Entry::Vacant(_) => None,
+        };
+        let device = live.as_ref().map_or(device, |live| live.device);
         let usage = &mut self.devices[device].usage[level as usize];
         if row.alloc_id == 0 {
             usage.unknown_frees += 1;
@@ -299,25 +326,43 @@ impl Process {
         }
         usage.frees += 1;
         usage.freed_bytes = usage.freed_bytes.saturating_sub(row.delta_bytes);
-        if let Some(live) = self.drop_live(row.alloc_id, row.ts_ns)
-            && row.implicit
-            && row.api != "reused"
-        {
-            add_to(&mut self.never_freed, &live);
+        let Some(live) = live else { return };
+        self.dropped(row.alloc_id, &live, row.ts_ns);
+        if row.implicit && row.api != "reused" {
+            add_to(&mut self.never_freed, &live, &self.apis);
         }
     }
 
-    fn drop_live(&mut self, alloc_id: i64, ts_ns: i64) -> Option<LiveAllocation> {
-        let live = self.live.remove(&alloc_id)?;
-        if let Some(place) = place_of(&live)
-            && self.by_addr.get(&place) == Some(&alloc_id)
+    fn drop_live(&mut self, alloc_id: i64, ts_ns: i64) {
+        if let Some(live) = self.live.remove(&alloc_id) {
+            self.dropped(alloc_id, &live, ts_ns);
+        }
+    }
+
+    /// Takes out of the totals what is out of the live map.
+    fn dropped(&mut self, alloc_id: i64, live: &LiveAllocation, ts_ns: i64) {
+        if let Some(place) = self.place_of(live)
+            && let Entry::Occupied(entry) = self.by_addr.entry(place)
+            && *entry.get() == alloc_id
         {
-            self.by_addr.remove(&place);
+            entry.remove();
         }
         let usage = &mut self.devices[live.device].usage[live.level as usize];
         usage.drop_one(live.size_bytes.unwrap_or(0));
         self.record(live.level, live.device, ts_ns);
-        Some(live)
+    }
+
+    /// Where an address is taken. Virtual, host and tensor blocks share numbers with device blocks
+    /// without being one another.
+    fn place_of(&self, live: &LiveAllocation) -> Option<(u8, i64)> {
+        let space = match live.level {
+            Level::Device | Level::Pool | Level::Managed | Level::Imported => 0,
+            Level::Host => 1,
+            Level::Virtual => 2,
+            Level::Tensor => 3,
+        };
+        let is_handle = self.apis.get(live.api).is_some_and(|usage| usage.gives_handle);
+        (!is_handle).then_some((space, live.addr))
     }
 
     fn record(&mut self, level: Level, device: usize, ts_ns: i64) {
@@ -327,33 +372,25 @@ impl Process {
         }
     }
 
-    fn grouped(&self, mut groups: HashMap<GroupKey, Group>) -> HashMap<GroupKey, Group> {
+    /// What is live, added to `groups`, most bytes first.
+    fn grouped(&self, mut groups: HashMap<GroupKey, Group>) -> Vec<Group> {
         for live in self.live.values() {
-            add_to(&mut groups, live);
+            add_to(&mut groups, live, &self.apis);
         }
+        let mut groups: Vec<Group> = groups.into_values().collect();
+        groups.sort_by(|a, b| {
+            let by_bytes = b.bytes.cmp(&a.bytes).then(b.count.cmp(&a.count));
+            let key = |group: &Group| (group.level, group.device, group.size_bytes);
+            by_bytes.then_with(|| a.api.cmp(&b.api)).then_with(|| key(a).cmp(&key(b)))
+        });
         groups
     }
 }
 
-/// Functions that give a handle, which is no address.
-const GIVE_HANDLES: [&str; 2] = ["cuMemCreate", "cuMemImportFromShareableHandle"];
-
-/// Where an address is taken. Virtual, host and tensor blocks share numbers with device blocks
-/// without being one another.
-fn place_of(live: &LiveAllocation) -> Option<(u8, i64)> {
-    let space = match live.level {
-        Level::Device | Level::Pool | Level::Managed | Level::Imported => 0,
-        Level::Host => 1,
-        Level::Virtual => 2,
-        Level::Tensor => 3,
-    };
-    (!GIVE_HANDLES.contains(&live.api.as_ref())).then_some((space, live.addr))
-}
-
-fn add_to(groups: &mut HashMap<GroupKey, Group>, live: &LiveAllocation) {
-    let key = (live.api.clone(), live.level, live.device, live.size_bytes);
+fn add_to(groups: &mut HashMap<GroupKey, Group>, live: &LiveAllocation, apis: &[ApiUsage]) {
+    let key = (live.api, live.level, live.device, live.size_bytes);
     let group = groups.entry(key).or_insert_with(|| Group {
-        api: live.api.clone(),
+        api: apis.get(live.api).map(|usage| usage.api.clone()).unwrap_or_default(),
         level: live.level,
         device: live.device,
         size_bytes: live.size_bytes,
@@ -366,20 +403,4 @@ fn add_to(groups: &mut HashMap<GroupKey, Group>, live: &LiveAllocation) {
     group.bytes = group.bytes.saturating_add(live.size_bytes.unwrap_or(0));
     group.first_ns = group.first_ns.min(live.ts_ns);
     group.last_ns = group.last_ns.max(live.ts_ns);
-}
-
-fn sorted(groups: HashMap<GroupKey, Group>) -> Vec<Group> {
-    let mut groups: Vec<Group> = groups.into_values().collect();
-    groups.sort_by(|a, b| {
-        let by_bytes = b.bytes.cmp(&a.bytes).then(b.count.cmp(&a.count));
-        by_bytes.then_with(|| {
-            (&a.api, a.level, a.device, a.size_bytes).cmp(&(
-                &b.api,
-                b.level,
-                b.device,
-                b.size_bytes,
-            ))
-        })
-    });
-    groups
 }

@@ -6,7 +6,10 @@ use proptest::prelude::*;
 
 use super::helpers::*;
 use crate::{
-    account::order::{Order, effect_ns},
+    account::{
+        order::{Order, effect_ns},
+        state::Process,
+    },
     call::{Action, Call, Input, Level, Space},
 };
 
@@ -86,7 +89,7 @@ impl Model {
         self.now_ns += 1 + i64::from(choice % 3);
         let now_ns = self.now_ns;
         self.threads[thread] = match self.threads[thread] {
-            Doing::Nothing if choice % 2 == 0 && !self.held.is_empty() => {
+            Doing::Nothing if choice.is_multiple_of(2) && !self.held.is_empty() => {
                 let block = self.held.swap_remove(choice as usize % self.held.len());
                 Doing::Freeing { block, enter_ns: now_ns }
             }
@@ -167,7 +170,7 @@ impl Model {
         let process = bench.state.process(PROC.0);
         let mut live: Vec<(i64, i64, Level)> = process
             .into_iter()
-            .flat_map(|process| process.live())
+            .flat_map(Process::live)
             .map(|(_, live)| (live.addr, live.size_bytes.unwrap(), live.level))
             .collect();
         let mut held: Vec<(i64, i64, Level)> = self

@@ -1,7 +1,10 @@
 //! Short words for inputs.
 
 use crate::{
-    account::{Ledger, state::State},
+    account::{
+        Ledger,
+        state::{LiveAllocation, State},
+    },
     call::{Action, Call, Input, Level, Location, ProcId, Space},
     rows::EventRow,
 };
@@ -112,12 +115,13 @@ impl Bench {
                 process.devices().iter().map(|device| device.usage(level).live_count).sum();
             assert_eq!(count, live().count() as u64);
         }
+        let is_address = |live: &LiveAllocation| {
+            let handle = ["cuMemCreate", "cuMemImportFromShareableHandle"];
+            live.level != Level::Virtual && !handle.contains(&process.api(live))
+        };
         let mut addrs: Vec<(bool, i64)> = process
             .live()
-            .filter(|(_, live)| {
-                live.level != Level::Virtual && !live.api.starts_with("cuMem")
-                    || live.api.contains("Alloc")
-            })
+            .filter(|(_, live)| is_address(live))
             .map(|(_, live)| (live.level == Level::Host, live.addr))
             .collect();
         let all = addrs.len();

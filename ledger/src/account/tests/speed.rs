@@ -20,7 +20,7 @@ fn calls_a_second() {
     let calls = (0..CALLS).map(|index| {
         let addr = 0x7f00_0000_0000 + (index / 2 % LIVE) * 0x1000;
         let old = 0x7f00_0000_0000 + ((index / 2 + LIVE / 2) % LIVE) * 0x1000;
-        if index % 2 == 0 { alloc(addr, 512 * (index % 7 + 1)) } else { free(old) }
+        if index.is_multiple_of(2) { alloc(addr, 512 * (index % 7 + 1)) } else { free(old) }
     });
     let mut rows = Vec::new();
     let mut written = 0;
@@ -30,7 +30,9 @@ fn calls_a_second() {
         order.push(at(action, now, now + 500));
         for input in order.drain_until(now - 100_000) {
             ledger.apply(&input, &mut rows);
-            rows.iter().for_each(|row| state.apply(row));
+            for row in &rows {
+                state.apply(row);
+            }
             written += rows.len();
             rows.clear();
         }

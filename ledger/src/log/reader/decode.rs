@@ -141,14 +141,13 @@ mod tests {
     }
 
     /// The batch with one column replaced, or left out.
-    fn with(name: &str, array: Option<ArrayRef>) -> RecordBatch {
+    fn with(name: &str, array: Option<&ArrayRef>) -> RecordBatch {
         let batch = batch();
         let schema = batch.schema();
         let mut columns: Vec<(String, ArrayRef)> = Vec::new();
         for (field, column) in schema.fields().iter().zip(batch.columns()) {
-            let replaced =
-                if field.name() == name { array.clone() } else { Some(Arc::clone(column)) };
-            columns.extend(replaced.map(|column| (field.name().clone(), column)));
+            let replaced = if field.name() == name { array } else { Some(column) };
+            columns.extend(replaced.map(|column| (field.name().clone(), Arc::clone(column))));
         }
         RecordBatch::try_from_iter_with_nullable(
             columns.into_iter().map(|(name, column)| (name, column, true)),
@@ -162,7 +161,8 @@ mod tests {
 
     #[test]
     fn a_wrong_type_names_file_table_and_column() {
-        let message = error(&with("count", Some(Arc::new(Int32Array::from(vec![1])))));
+        let wrong: ArrayRef = Arc::new(Int32Array::from(vec![1]));
+        let message = error(&with("count", Some(&wrong)));
         assert!(message.starts_with("x.parquet: table losses, column count:"), "{message}");
         assert!(message.contains("expected i64, found Int32"), "{message}");
     }
@@ -171,7 +171,7 @@ mod tests {
     fn a_missing_or_null_column_is_an_error_only_where_null_is_not_allowed() {
         assert!(error(&with("count", None)).contains("no such column"));
         let null: ArrayRef = Arc::new(Int64Array::from(vec![None]));
-        assert!(error(&with("count", Some(null))).contains("NULLs"));
+        assert!(error(&with("count", Some(&null))).contains("NULLs"));
         let batch = with("bytes", None);
         let rows: Vec<_> = BatchRows::<LossRow>::new(&batch, Path::new("x")).unwrap().collect();
         assert_eq!((rows[0].bytes, rows[0].count), (None, 3));
@@ -185,7 +185,7 @@ mod tests {
         );
         for text in [Arc::new(StringViewArray::from(vec!["gone"])) as ArrayRef, dictionary.unwrap()]
         {
-            let batch = with("reason", Some(text));
+            let batch = with("reason", Some(&text));
             let mut rows = BatchRows::<LossRow>::new(&batch, Path::new("x")).unwrap();
             assert_eq!(rows.next().unwrap().reason, "gone");
         }

@@ -165,20 +165,20 @@ impl Found {
         for path in files_below(dir) {
             let file_name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             match FileName::parse(file_name, PARQUET).filter(|name| name.table == table) {
-                Some(name) => self.add_sealed(name, path),
+                Some(name) => self.add_sealed(name, &path),
                 None => self.foreign(&path),
             }
         }
     }
 
-    fn add_sealed(&mut self, name: FileName, path: PathBuf) {
-        match sealed_part(name, &path) {
+    fn add_sealed(&mut self, name: FileName, path: &Path) {
+        match sealed_part(name, path) {
             Ok(part) if !self.parts.contains_key(&name) => {
                 self.parts.insert(name, part);
             }
             Ok(_) => {
                 let message = "the same file of the same run was read from another place";
-                self.problems.push(Problem::new(&path, ProblemKind::Duplicate, message));
+                self.problems.push(Problem::new(path, ProblemKind::Duplicate, message));
             }
             Err(Some(problem)) => self.problems.push(problem),
             // Deleted between listing and opening.
@@ -321,11 +321,10 @@ pub(crate) fn scan_sealed(dir: &Path) -> Vec<Sealed> {
     for (index, table) in TABLES.iter().enumerate() {
         found.add_table(index, &dir.join(table.name));
     }
-    let parts = found.parts.into_values();
-    parts.filter_map(|part| with_size(dir, part)).collect()
+    found.parts.values().filter_map(|part| with_size(dir, part)).collect()
 }
 
-fn with_size(dir: &Path, part: Part) -> Option<Sealed> {
+fn with_size(dir: &Path, part: &Part) -> Option<Sealed> {
     let meta = std::fs::metadata(&part.path).ok()?;
     Some(Sealed {
         name: part.name,

@@ -99,12 +99,20 @@ impl Writer {
             match reseal(&self.dir, &self.manifest, leftover.name, leftover.since_ns) {
                 Ok(sealed) => self.retention.add(sealed),
                 Err(e) if e.is_not_found() => self.lost(&leftover),
+                Err(e) if e.is_about_content() => self.leave(&e),
                 Err(e) => {
                     self.leftovers.push(leftover);
                     self.fail(&e);
                 }
             }
         }
+    }
+
+    /// A journal cannot be decoded: trying again will not help. It stays where it is, and the run
+    /// is not marked as sealed.
+    fn leave(&mut self, error: &LogError) {
+        tracing::warn!(error = %chain(error), "journal not sealed, left as it is");
+        self.left_journals = true;
     }
 
     /// A journal was removed by somebody: its rows are gone.

@@ -67,8 +67,12 @@ pub struct Writer {
     last_sync_ns: i64,
     failure: Option<Failure>,
     leftovers: Vec<Leftover>,
+    /// A journal could not be decoded and stays in `journal/`.
+    left_journals: bool,
     retention: Retention,
     checkpoint_due: bool,
+    /// `seq` of the newest checkpoint.
+    last_checkpoint: Option<i64>,
     recovered: bool,
     /// Rows dropped and already told of in a `losses` row.
     told_dropped: u64,
@@ -110,8 +114,10 @@ impl Writer {
             last_sync_ns: start_ns,
             failure: None,
             leftovers: Vec::new(),
+            left_journals: false,
             retention,
             checkpoint_due: false,
+            last_checkpoint: None,
             recovered: false,
             told_dropped: 0,
             _lock: lock,
@@ -209,13 +215,17 @@ impl Writer {
 
     /// Writes a checkpoint of the live set as one sealed file of its own: all allocations that
     /// live after the event numbered `seq`. A checkpoint is whole or not there at all; one that
-    /// cannot be written is left out, the next one makes up for it.
+    /// cannot be written is left out, the next one makes up for it. Where no event came since the
+    /// last checkpoint, there is nothing to write.
     pub fn checkpoint(&mut self, seq: i64, rows: impl IntoIterator<Item = LiveRow>) {
-        if self.failure.is_some() {
+        if self.failure.is_some() || self.last_checkpoint == Some(seq) {
             return;
         }
         match self.write_checkpoint(seq, rows) {
-            Ok(sealed) => self.retention.add(sealed),
+            Ok(sealed) => {
+                self.last_checkpoint = Some(seq);
+                self.retention.add(sealed);
+            }
             Err(e) => self.fail(&e),
         }
     }
@@ -269,7 +279,7 @@ impl Writer {
             return Err(LogError::directory(&self.dir.path, failure.message));
         }
         self.manifest.end_ns = Some(end_ns);
-        self.manifest.sealed = self.leftovers.is_empty();
+        self.manifest.sealed = self.leftovers.is_empty() && !self.left_journals;
         self.manifest.write(&self.dir)?;
         self.dir.remove(Area::Journal, &name::lock(self.run))
     }

@@ -203,8 +203,8 @@ impl TableState {
     pub(super) fn seal(&mut self, context: &Context<'_>) -> (Option<Closed>, Result<()>) {
         let Some(open) = self.open.take() else { return (None, Ok(())) };
         let leftover = Leftover { name: open.name, rows: open.rows, since_ns: open.since_ns };
-        let Some(sealer) = open.sealer else { return (Some(Closed::Left(leftover)), Ok(())) };
-        match sealer.finish(context.dir, &name::date_dir(open.since_ns)) {
+        let Some(parquet) = open.sealer else { return (Some(Closed::Left(leftover)), Ok(())) };
+        match parquet.finish(context.dir, &name::date_dir(open.since_ns)) {
             Ok((relative, bytes)) => {
                 let removed = context.dir.remove(Area::Journal, &open.name.with(ARROWS));
                 let (name, since_ns, first_seq) = (open.name, open.since_ns, open.first_seq);

@@ -135,6 +135,7 @@ fn checkpoints_are_whole_and_an_empty_one_is_one_too() {
     let mut writer = create(temp.path(), Options { batch_rows: 2, ..Options::default() });
     writer.checkpoint(7, (0..5).map(|id| LiveRow { alloc_id: id, seq: 7, ..Default::default() }));
     writer.checkpoint(9, []);
+    writer.checkpoint(9, [LiveRow::default()]);
     let log = Log::open(&[temp.path().to_owned()]).unwrap();
     let checkpoints = log.checkpoints();
     let summary: Vec<_> = checkpoints.iter().map(|c| (c.seq, c.rows)).collect();
@@ -250,6 +251,31 @@ fn a_link_in_place_of_a_table_stops_the_writer_not_the_program() {
     writer.finish(START + 80 * SECOND).unwrap();
     assert_eq!(seqs(temp.path()), [1, 2, 3]);
     assert_eq!(files(temp.path(), "journal"), [""; 0]);
+}
+
+#[test]
+fn a_journal_that_cannot_be_decoded_is_left_and_does_not_stop_the_run() {
+    let temp = tempfile::tempdir().unwrap();
+    let mut writer = create(temp.path(), Options::default());
+    std::fs::remove_dir_all(temp.path().join("events")).unwrap();
+    std::os::unix::fs::symlink("/nowhere", temp.path().join("events")).unwrap();
+    push_events(&mut writer, 1..=300);
+    writer.tick(START + SECOND);
+    writer.tick(START + 62 * SECOND);
+    assert!(writer.failure().is_some());
+    let journal = temp.path().join(format!("journal/events-{}-000001.arrows", writer.run8()));
+    let mut bytes = std::fs::read(&journal).unwrap();
+    // Offsets of a text column that point outside its text; the framing stays whole.
+    let api = bytes.windows(13).position(|window| window == b"cuMemAlloc_v2").unwrap();
+    bytes[api - 200..api].fill(0x7f);
+    std::fs::write(&journal, bytes).unwrap();
+    std::fs::remove_file(temp.path().join("events")).unwrap();
+    assert!(writer.tick(START + 70 * SECOND).recovered);
+    assert_eq!(writer.failure(), None);
+    let path = temp.path().to_owned();
+    writer.finish(START + 80 * SECOND).unwrap();
+    assert!(journal.exists());
+    assert!(!Log::open(&[path]).unwrap().manifests()[0].sealed);
 }
 
 #[test]

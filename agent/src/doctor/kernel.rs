@@ -1,0 +1,124 @@
+//! The kernel: uprobes, BPF, what locks them down.
+
+use super::{Check, System};
+use crate::host::text;
+
+/// Longest file that a check reads.
+const LIMIT: u64 = 64 << 10;
+
+/// First words of a small file below the root.
+pub(super) fn small_file(system: &System, path: &str) -> Option<String> {
+    text::read_bounded(&system.host.path(path), LIMIT)
+        .map(|bytes| text::clean(bytes.trim_ascii(), 256))
+}
+
+/// Major and minor number of the running kernel.
+pub(super) fn release(system: &System) -> Option<(u32, u32)> {
+    let release = small_file(system, "proc/sys/kernel/osrelease")?;
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+pub(super) fn version(system: &System) -> Check {
+    let name = "kernel";
+    let Some(release) = small_file(system, "proc/sys/kernel/osrelease") else {
+        return Check::fail(name, "/proc is not mounted", "mount -t proc proc /proc");
+    };
+    let banner = small_file(system, "proc/version").unwrap_or_default();
+    if banner.contains("gVisor") {
+        let remedy = "run vramscope on the host: gVisor has no uprobes and no BPF";
+        return Check::fail(name, format!("{release} (gVisor)"), remedy);
+    }
+    if banner.to_ascii_lowercase().contains("microsoft") {
+        return Check::ok(name, format!("{release} (WSL: NVML lists no processes here)"));
+    }
+    Check::ok(name, release)
+}
+
+pub(super) fn uprobes(system: &System) -> Check {
+    let name = "uprobes";
+    let has_events = system.host.path("sys/bus/event_source/devices/uprobe/type").exists();
+    match (has_events, system.features.probes) {
+        (true, Some(true)) => Check::ok(name, "supported"),
+        (true, None) => unknown(name, "the kernel has uprobe events"),
+        (true, Some(false)) => {
+            let remedy = "use a kernel with CONFIG_BPF_SYSCALL and CONFIG_BPF_EVENTS";
+            Check::fail(name, "uprobe events, but no BPF programs for them", remedy)
+        }
+        (false, _) if !system.host.path("sys/bus").exists() => {
+            Check::fail(name, "/sys is not mounted", "mount -t sysfs sysfs /sys")
+        }
+        (false, _) => {
+            let remedy = "use a kernel with CONFIG_UPROBES and CONFIG_UPROBE_EVENTS";
+            Check::fail(name, "the kernel has no uprobe events", remedy)
+        }
+    }
+}
+
+pub(super) fn btf(system: &System) -> Check {
+    let name = "BTF";
+    if system.host.path("sys/kernel/btf/vmlinux").exists() {
+        return Check::ok(name, "/sys/kernel/btf/vmlinux");
+    }
+    let remedy = "use a kernel with CONFIG_DEBUG_INFO_BTF; in a container mount /sys/kernel/btf";
+    Check::fail(name, "the kernel does not describe its types", remedy)
+}
+
+pub(super) fn ring_buffer(system: &System) -> Check {
+    feature("ring buffer", system.features.ring_buffer, "use kernel 5.8 or later")
+}
+
+pub(super) fn cookies(system: &System) -> Check {
+    feature("attach cookies", system.features.cookies, "use kernel 5.15 or later")
+}
+
+fn feature(name: &'static str, supported: Option<bool>, remedy: &str) -> Check {
+    match supported {
+        Some(true) => Check::ok(name, "supported"),
+        Some(false) => Check::fail(name, "not supported by this kernel", remedy),
+        None => unknown(name, "not known"),
+    }
+}
+
+fn unknown(name: &'static str, found: &str) -> Check {
+    let value = format!("{found}; the kernel does not tell an unprivileged program more");
+    Check::warn(name, value, "run sudo vramscope doctor")
+}
+
+pub(super) fn lockdown(system: &System) -> Check {
+    let name = "kernel lockdown";
+    let Some(modes) = small_file(system, "sys/kernel/security/lockdown") else {
+        return Check::ok(name, "none that the kernel tells of");
+    };
+    let mode = modes.split(['[', ']']).nth(1).unwrap_or("none");
+    if mode == "confidentiality" {
+        let remedy = "boot with lockdown=integrity: confidentiality forbids BPF to read memory";
+        return Check::fail(name, mode, remedy);
+    }
+    Check::ok(name, mode)
+}
+
+/// Kernels 6.11 to 6.13 return from a return probe by a system call that seccomp filters of that
+/// time do not know, x86-64 only. Distributions may have the fix (6.14) under an older number.
+pub(super) fn seccomp(system: &System) -> Check {
+    let name = "seccomp and return probes";
+    match release(system) {
+        Some(number) if system.arch == "x86_64" && ((6, 11)..(6, 14)).contains(&number) => {
+            let value = format!("kernel {}.{} may kill filtered processes", number.0, number.1);
+            let remedy = "use kernel 6.14 or later; until then return probes stay off for processes \
+                          under a seccomp filter (containers, most services)";
+            Check::warn(name, value, remedy)
+        }
+        Some(_) => Check::ok(name, "not a kernel with the fault of 6.11 to 6.13"),
+        None => Check::warn(name, "kernel version not known", "mount -t proc proc /proc"),
+    }
+}
+
+pub(super) fn paranoid(system: &System) -> Check {
+    let name = "perf_event_paranoid";
+    if let Some(value) = small_file(system, "proc/sys/kernel/perf_event_paranoid") {
+        return Check::ok(name, format!("{value} (binds unprivileged programs only)"));
+    }
+    let remedy = "use a kernel with CONFIG_PERF_EVENTS";
+    Check::fail(name, "the kernel has no perf events", remedy)
+}

@@ -1,0 +1,1 @@
+"""What the GPU checks share: programs, builds, logs, NVML, ELF files, results."""

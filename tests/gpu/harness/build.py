@@ -1,0 +1,74 @@
+"""Builds the CUDA programs with nvcc, each once."""
+
+import os
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+# Program: source, how libcudart is linked.
+PROGRAMS = {
+    "w1-shared": ("w1.cu", "shared"),
+    "w1-static": ("w1.cu", "static"),
+    "burst": ("burst.cu", "static"),
+    "pairs": ("pairs.cu", "static"),
+    "vmm_refs": ("vmm_refs.cu", "static"),
+    "measure": ("measure.cu", "static"),
+}
+
+
+def find_nvcc():
+    """Path of nvcc."""
+    found = shutil.which("nvcc")
+    usual = Path("/usr/local/cuda/bin/nvcc")
+    if found or usual.exists():
+        return found or str(usual)
+    raise FileNotFoundError("there is no nvcc: put CUDA's compiler on the PATH")
+
+
+def library_paths(nvcc):
+    """Linker options that let a program find its shared libcudart at run time."""
+    root = Path(os.path.realpath(nvcc)).parent.parent
+    folders = [root / "lib64", root / "lib", root / "targets" / "x86_64-linux" / "lib"]
+    options = []
+    for folder in folders:
+        if any(folder.glob("libcudart.so*")):
+            options += ["-L", str(folder), "-Xlinker", "-rpath", "-Xlinker", str(folder)]
+    return options
+
+
+class Builder:
+    """Builds in the background; `path` waits for one program."""
+
+    def __init__(self, sources, target):
+        self.sources, self.target = Path(sources), Path(target)
+        self.pool = ThreadPoolExecutor(max_workers=8)
+        self.jobs = {}
+
+    def start(self, names):
+        """Begins to build."""
+        for name in names:
+            if name not in self.jobs:
+                self.jobs[name] = self.pool.submit(self._build, name)
+
+    def path(self, name):
+        """The built program; raises with the compiler's words if it could not be built."""
+        self.start([name])
+        return self.jobs[name].result(timeout=240)
+
+    def _build(self, name):
+        source, cudart = PROGRAMS[name]
+        self.target.mkdir(parents=True, exist_ok=True)
+        nvcc, output = find_nvcc(), self.target / name
+        base = [nvcc, "-O2", "-std=c++17", "-cudart", cudart, "-o", str(output)]
+        base += [str(self.sources / source)]
+        if cudart == "shared":
+            base += library_paths(nvcc)
+        # The GPU's own instruction set, so that no kernel is compiled at the first launch.
+        for extra in (["-arch=native"], ["-arch=sm_90"], []):
+            done = subprocess.run(
+                base + extra, capture_output=True, text=True, timeout=200, check=False
+            )
+            if done.returncode == 0:
+                return output
+        raise RuntimeError(f"nvcc could not build {source}: {done.stderr[-800:]}")
