@@ -1,7 +1,7 @@
 //! Whether a series of live bytes grows until its end, and by how much.
 //!
-//! The rate is the account's robust slope. Growth is claimed only where what never came back also
-//! rose: the lowest value that is still to come, which no peak or sawtooth moves.
+//! What is judged is what never came back: at each time the lowest value that is still to come,
+//! which peaks and sawteeth do not move. The rate is the account's robust slope of that.
 
 use crate::account::state::{Growth, Series, growth};
 
@@ -45,17 +45,16 @@ pub(super) struct End {
 pub(super) fn judge(series: &Series, end: End, device_bytes: Option<i64>) -> Option<Trend> {
     let mut series = series.clone();
     series.push(end.ns, end.bytes);
-    if end.of_process {
-        series = without_clean_up(series);
-    }
-    let growth = growth(&series)?;
+    let stays = what_stays(&series, end.of_process)?;
+    let growth = growth(&stays)?;
     if growth.until_ns - growth.since_ns < MIN_SPAN_NS {
         return None;
     }
-    let kept = kept(&series, &growth);
+    let kept = stretch(&stays, &growth);
     let (&from_bytes, &to_bytes) = (kept.first()?, kept.last()?);
     let seconds = (growth.until_ns - growth.since_ns) as f64 / 1e9;
-    let grown = ((growth.bytes_per_second * seconds) as i64).min(to_bytes - from_bytes);
+    let grown =
+        ((growth.bytes_per_second * seconds) as i64).min(to_bytes.saturating_sub(from_bytes));
     let material = device_bytes.map_or(MATERIAL_BYTES, |bytes| MATERIAL_BYTES.min(bytes / 100));
     let grows = growth.rising >= MIN_RISING && grown > material && rises_until_its_end(&kept);
     Some(Trend {
@@ -68,38 +67,48 @@ pub(super) fn judge(series: &Series, end: End, device_bytes: Option<i64>) -> Opt
     })
 }
 
-/// The series up to its highest trough, where only a few buckets follow it: programs that free all
-/// just before they end have grown until then all the same.
-fn without_clean_up(series: Series) -> Series {
-    let (Some(origin_ns), buckets) = (series.origin_ns(), series.buckets()) else { return series };
-    let Some(complete) = buckets.len().checked_sub(1) else { return series };
-    let highest = buckets.iter().take(complete).enumerate().max_by_key(|(_, bucket)| bucket.min);
-    let Some((highest, _)) = highest else { return series };
-    let after = complete - 1 - highest;
-    if after == 0 || after > (complete / 20).max(2) {
-        return series;
+/// What never came back: for each complete bucket, the lowest value from there on.
+fn what_stays(series: &Series, of_process: bool) -> Option<Series> {
+    let origin_ns = series.origin_ns()?;
+    let complete = series.buckets().len().checked_sub(1)?;
+    let minima = series.buckets().iter().take(complete).map(|bucket| bucket.min);
+    let mut kept: Vec<i64> = minima.collect();
+    if of_process {
+        leave_clean_up_out(&mut kept);
     }
-    let mut shorter = Series::default();
-    for (index, bucket) in buckets.iter().take(highest + 1).enumerate() {
-        shorter.push(origin_ns.saturating_add(series.width_ns() * index as i64), bucket.min);
-    }
-    let end_ns = origin_ns.saturating_add(series.width_ns() * (highest as i64 + 1));
-    shorter.push(end_ns, buckets[highest].min);
-    shorter
-}
-
-/// For each bucket of the stretch, the lowest value from there on: what never came back.
-fn kept(series: &Series, growth: &Growth) -> Vec<i64> {
-    let origin_ns = series.origin_ns().unwrap_or(0);
-    let index = |ns: i64| ((ns - origin_ns) / series.width_ns()).max(0) as usize;
-    let stretch = series.buckets().get(index(growth.since_ns)..index(growth.until_ns));
-    let mut kept: Vec<i64> = stretch.unwrap_or_default().iter().map(|bucket| bucket.min).collect();
     let mut lowest = i64::MAX;
     for value in kept.iter_mut().rev() {
         lowest = lowest.min(*value);
         *value = lowest;
     }
-    kept
+    let mut stays = Series::default();
+    let begin_ns = |index: usize| origin_ns.saturating_add(series.width_ns() * index as i64);
+    for (index, value) in kept.iter().enumerate() {
+        // Just before its bucket begins, so that the value before it is not this bucket's lowest.
+        let before_ns = if index == 0 { 0 } else { 1 };
+        stays.push(begin_ns(index) - before_ns, *value);
+    }
+    stays.push(begin_ns(kept.len()), *kept.last()?);
+    Some(stays)
+}
+
+/// Cuts what follows the highest trough where that is only a few buckets: programs that free all
+/// just before they end have grown until then all the same.
+fn leave_clean_up_out(minima: &mut Vec<i64>) {
+    let highest = minima.iter().enumerate().max_by_key(|(_, value)| **value);
+    let Some((highest, _)) = highest else { return };
+    let after = minima.len() - 1 - highest;
+    if after <= (minima.len() / 20).max(2) {
+        minima.truncate(highest + 1);
+    }
+}
+
+/// The values from the begin of the growth to its end.
+fn stretch(series: &Series, growth: &Growth) -> Vec<i64> {
+    let origin_ns = series.origin_ns().unwrap_or(0);
+    let index = |ns: i64| ((ns - origin_ns) / series.width_ns()).max(0) as usize;
+    let stretch = series.buckets().get(index(growth.since_ns)..index(growth.until_ns));
+    stretch.unwrap_or_default().iter().map(|bucket| bucket.min).collect()
 }
 
 /// Whether it still rises in its last third, and the flat piece at its end is no longer than the
@@ -111,7 +120,7 @@ fn rises_until_its_end(kept: &[i64]) -> bool {
     let steps = kept.len() - 1;
     let longest_gap = rises.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(1);
     let tail = steps - 1 - last;
-    last >= steps * 2 / 3 && tail <= (2 * longest_gap).max(steps / 10)
+    last >= steps * 2 / 3 && tail <= (2 * longest_gap).max(steps / 8)
 }
 
 #[cfg(test)]
@@ -153,6 +162,21 @@ mod tests {
         assert!(!grows(60, tooth));
         assert!(!grows(60, |tenth| tenth % 200 * 50 * MIB), "slow teeth");
         assert!(!grows(60, |tenth| (tenth + 150) % 300 * 50 * MIB), "slow teeth, half at the end");
+    }
+
+    /// Up to 4 GiB, different for every time and seed.
+    fn noise(seed: i64, tenth: i64) -> i64 {
+        let mixed = (seed * 1_000_003 + tenth).wrapping_mul(0x9e37_79b9_7f4a_7c15_u64 as i64);
+        ((mixed ^ (mixed >> 29)).wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33).rem_euclid(4_096) * MIB
+    }
+
+    #[test]
+    fn noise_is_no_growth_whatever_its_size_and_hides_none_that_exceeds_it() {
+        for seed in 0..200 {
+            assert!(!grows(60, |tenth| noise(seed, tenth)), "seed {seed}");
+            assert!(!grows(20, |tenth| noise(seed, tenth)), "seed {seed}, short");
+            assert!(grows(120, |tenth| noise(seed, tenth) + tenth * 20 * MIB), "seed {seed}, leak");
+        }
     }
 
     #[test]

@@ -32,7 +32,7 @@ const fn readings(text: &'static str) -> Meaning {
 
 /// The reasons that this version knows. The agent writes them as `losses.reason`.
 const LOSSES: &[(&str, Meaning)] = &[
-    ("ring_full", account("calls not recorded: the kernel buffer was full (a larger --ring-size)")),
+    ("ring_full", account("calls not recorded: the kernel buffer was full (raise --ring-size)")),
     ("life_ring_full", readings("starts or ends of processes seen late: their buffer was full")),
     ("pending_full", account("calls not recorded: too many were in flight at once")),
     (

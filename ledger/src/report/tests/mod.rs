@@ -1,1 +1,7 @@
-//! Reports from hand-built rows.
+//! Reports of made-up hosts.
+
+mod findings;
+mod from_log;
+mod golden;
+mod scene;
+mod schema;

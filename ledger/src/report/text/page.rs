@@ -114,13 +114,34 @@ impl Page {
     }
 }
 
+/// Units stay with their figures.
+const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+
+/// Words of `text`, a figure and its unit being one.
+fn words(text: &str) -> Vec<String> {
+    let mut words: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        let unit = word.split(['/', ',', ';', ':', '.', ')']).next().unwrap_or_default();
+        match words.last_mut() {
+            Some(figure)
+                if UNITS.contains(&unit) && figure.ends_with(|c: char| c.is_ascii_digit()) =>
+            {
+                figure.push(' ');
+                figure.push_str(word);
+            }
+            _ => words.push(word.to_owned()),
+        }
+    }
+    words
+}
+
 /// `text` in lines of at most `width` columns, broken at spaces; longer words are cut.
 fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     let mut line = String::new();
     let mut columns = 0;
     // Leading spaces and runs of them align columns and stay.
-    for (index, word) in text.split(' ').enumerate() {
+    for (index, word) in words(text).iter().enumerate() {
         let word = shorten(word, width);
         let length = word.chars().count();
         if index > 0 && columns + 1 + length > width {
@@ -156,6 +177,7 @@ mod tests {
         assert_eq!(wrap("one two three", 8), ["one two", "three"]);
         assert_eq!(wrap("a   b", 8), ["a   b"]);
         assert_eq!(wrap("", 8), [""]);
+        assert_eq!(wrap("holds 412.0 MiB/s, B", 12), ["holds", "412.0 MiB/s,", "B"]);
         assert_eq!(wrap("abcdefghijkl x", 8), ["abcdefg\u{2026}", "x"]);
     }
 

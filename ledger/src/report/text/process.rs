@@ -25,7 +25,7 @@ pub(super) fn block(page: &mut Page, model: &Model, clock: &Clock, of: &Process,
         page.line(2, Style::Dim, &shorten(&names::printable(command), WIDTH - 2));
     }
     nvml(page, clock, share);
-    allocated(page, clock, of, share);
+    allocated(page, clock, share);
     torch(page, share);
     beside(page, of, share);
     growth(page, clock, share);
@@ -42,7 +42,7 @@ fn title(model: &Model, clock: &Clock, process: &Process) -> String {
     });
     let facts = [
         Some(format!("pid {}", process.pid)),
-        inside.map(|ns_pid| format!("({ns_pid} in its container)")),
+        inside.map(|ns_pid| format!("({ns_pid} inside)")),
         host.map(|host| format!("on {host}")),
         rank,
         process.uid.map(|uid| format!("uid {uid}")),
@@ -134,12 +134,11 @@ fn broken_down(page: &mut Page, clock: &Clock, breakdown: &Breakdown, also: &str
 }
 
 /// The account at the end.
-fn allocated(page: &mut Page, clock: &Clock, process: &Process, share: &Share) {
-    let when = if process.end_ns.is_some() { "before its end" } else { "when the log ends" };
+fn allocated(page: &mut Page, clock: &Clock, share: &Share) {
     for (level, label) in [(Level::Device, "account"), (Level::Pool, "account, pools")] {
         let Some(usage) = share.level(level) else { continue };
         let text = format!(
-            "{} in {} {when}, peak {} at {}; {} allocated, {} freed",
+            "{} in {} at the end, peak {} at {}; {} allocated, {} freed",
             show_bytes(usage.live_bytes),
             counted(usage.live_count, "block", "blocks"),
             show_bytes(usage.peak_bytes),

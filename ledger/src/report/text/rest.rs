@@ -124,10 +124,10 @@ fn losses(page: &mut Page, losses: &[Loss]) {
     let width = shown.iter().map(|loss| count(loss).len()).max().unwrap_or(0);
     for loss in shown {
         let meaning = loss.meaning.unwrap_or(&loss.reason);
-        let whose = loss.pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
+        let whose = loss.pid.map(|pid| format!("pid {pid}: ")).unwrap_or_default();
         let bytes = loss.bytes.map(|bytes| format!(", {}", show_bytes(bytes))).unwrap_or_default();
         let tone = if loss.affects_account { Style::Red } else { Style::Yellow };
-        page.line(2, tone, &format!("{:>width$}  {meaning}{bytes}{whose}", count(loss)));
+        page.line(2, tone, &format!("{:>width$}  {whose}{meaning}{bytes}", count(loss)));
     }
     more(page, losses.len() - shown.len(), "kinds of losses");
 }
