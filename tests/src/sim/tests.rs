@@ -44,7 +44,7 @@ fn exports(library: &Path) -> Vec<(String, u64, u8, u64)> {
     let segment = file.segments().find(|s| (s.address()..s.address() + s.size()).contains(&base));
     let (segment_base, (segment_offset, _)) =
         segment.map(|s| (s.address(), s.file_range())).unwrap();
-    let defined = file.dynamic_symbols().filter(|symbol| symbol.is_definition());
+    let defined = file.dynamic_symbols().filter(ObjectSymbol::is_definition);
     defined
         .map(|symbol| {
             let address = symbol.address();
@@ -396,7 +396,7 @@ fn programs_end_with_their_input() {
 
 #[test]
 fn lingering_free_returns_after_its_address_was_given_away() {
-    let device = device().set("SIM_FREE_LINGER_US", 300);
+    let device = device().set("SIM_FREE_LINGER_US", "300");
     let (_, lines) = ready(&device, "burst", &["100"]);
     let ns: f64 = truth::field(truth::line(&lines, "TIME").unwrap(), "ns_per_pair").unwrap();
     assert!(ns >= 300_000.0, "{ns}");
