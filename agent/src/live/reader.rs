@@ -4,8 +4,9 @@
 //! Two rings are not ordered against each other. A process's first record (`KIND_SEEN`) is written
 //! before its first call, and its last call before its end. So each round takes the calls first and
 //! the life records after them: a beginning in this round's life records goes before this round's
-//! calls; an end goes after the *next* round's calls, since its last calls may have been written
-//! after this round had emptied their ring.
+//! calls; an exit goes after the *next* round's calls, since its last calls may have been written
+//! after this round had emptied their ring. An exec goes with this round: the calls that follow it
+//! may be here already, and time stamps tell those from the old program's.
 
 use std::{
     sync::{
@@ -40,7 +41,7 @@ pub struct Batch {
     pub begins: Vec<RawLife>,
     /// Calls that returned.
     pub calls: Vec<RawCall>,
-    /// Ends of processes (exec, exit): apply after the calls.
+    /// Ends of processes and of programs (exit, exec): hand on after the calls.
     pub ends: Vec<RawLife>,
     /// Records that could not be read: another length or kind than this agent knows.
     pub undecodable: u64,
@@ -111,9 +112,8 @@ fn take_begins(ring: &mut RingBuf<MapData>, batch: &mut Batch, held_ends: &mut V
                 Err(_) => batch.undecodable += 1,
             },
             _ => match RawLife::read_from_bytes(&item) {
-                Ok(life) if life.kind == KIND_EXIT || life.kind == KIND_EXEC => {
-                    held_ends.push(life);
-                }
+                Ok(life) if life.kind == KIND_EXEC => batch.ends.push(life),
+                Ok(life) if life.kind == KIND_EXIT => held_ends.push(life),
                 Ok(life) => batch.begins.push(life),
                 Err(_) => batch.undecodable += 1,
             },
