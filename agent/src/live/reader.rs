@@ -58,23 +58,42 @@ impl Batch {
     }
 }
 
-/// Empties the rings until `stop`, then once more.
+/// Empties the rings until `stop`, and then of all that was written before it, however much waits.
 pub fn run(mut rings: Rings, stop: &Arc<AtomicBool>, out: &SyncSender<Message>) {
     let mut held_ends = Vec::new();
-    let mut rounds_left = 3;
+    let mut last_rounds = LastRounds::default();
     loop {
         // Read before the rings, so that nothing written before the stop is left.
-        if stop.load(Ordering::Acquire) {
-            rounds_left -= 1;
-        }
+        let stopped = stop.load(Ordering::Acquire);
         let (batch, full) = round(&mut rings, &mut held_ends);
-        let idle = batch.is_empty();
-        if out.send(Message::Batch(batch)).is_err() || rounds_left == 0 {
+        let (idle, until_ns) = (batch.is_empty(), batch.complete_until_ns);
+        if out.send(Message::Batch(batch)).is_err() {
+            return;
+        }
+        if stopped && last_rounds.are_over(until_ns) {
             return;
         }
         if !full {
             std::thread::sleep(if idle { IDLE } else { BUSY });
         }
+    }
+}
+
+/// The rounds after the stop: until everything from before it is handed over, and as many more as
+/// an end of a process may be held back. On a host that never pauses the rings never are empty, so
+/// the time of what they hold decides.
+#[derive(Debug, Default)]
+struct LastRounds {
+    stopped_ns: Option<u64>,
+    complete: u32,
+}
+
+impl LastRounds {
+    /// Takes in a round after the stop; true if it was the last one.
+    fn are_over(&mut self, complete_until_ns: u64) -> bool {
+        let stopped_ns = *self.stopped_ns.get_or_insert_with(clock::boot_ns);
+        self.complete += u32::from(complete_until_ns >= stopped_ns);
+        self.complete == 2
     }
 }
 
@@ -118,5 +137,22 @@ fn take_begins(ring: &mut RingBuf<MapData>, batch: &mut Batch, held_ends: &mut V
                 Err(_) => batch.undecodable += 1,
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_go_on_until_all_from_before_the_stop_was_handed_over() {
+        let mut rounds = LastRounds::default();
+        let before_ns = clock::boot_ns();
+        for _ in 0..10 {
+            assert!(!rounds.are_over(before_ns - 1_000_000_000), "a full ring is not the end");
+        }
+        let after_ns = clock::boot_ns() + 1;
+        assert!(!rounds.are_over(after_ns), "ends are held back for a round");
+        assert!(rounds.are_over(after_ns));
     }
 }
