@@ -10,7 +10,7 @@ use std::{
 };
 
 use agent_tests::{
-    agent::{Agent, Traced, signal, vramscope},
+    agent::{Agent, signal, vramscope},
     logs::Logged,
     machine,
     sim::SimDevice,
@@ -86,7 +86,7 @@ fn under_sudo_the_program_and_the_log_are_the_users() {
     let hold = device.program("hold").get_program().to_owned();
     let script = "id -u; id -g; id -G; grep Cap /proc/self/status | grep -v CapBnd; exec \"$0\"";
     command.args(["--", "sh", "-c", script]).arg(hold);
-    let mut program = Traced::start(command, &device.folder().join("log")).unwrap();
+    let mut program = agent.trace(command).unwrap();
     let lines = program.until_ready().unwrap();
     assert_eq!(lines[..3], [NOBODY, NOBODY, NOBODY]);
     for line in lines.iter().filter(|line| line.starts_with("Cap")) {

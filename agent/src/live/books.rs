@@ -164,7 +164,7 @@ impl Books {
     }
 
     fn begin(&mut self, life: &RawLife) {
-        self.lives.begin(life.tgid, life.start_ns);
+        self.lives.begin(life.tgid, life.start_ns).told.learn(life);
         if life.parent_tgid != 0 {
             // The attaching thread lives as long as the recording.
             self.attach.send(Command::Forked(life.tgid)).unwrap_or_default();
@@ -224,12 +224,7 @@ impl Books {
                 self.set_devices(tgid, proc_id, &identity.env);
                 identity.row
             }
-            None => ProcessRow {
-                proc_id: proc_id.0,
-                pid: tgid as i32,
-                host: self.opening.host.name().to_owned(),
-                ..ProcessRow::default()
-            },
+            None => self.told(tgid, proc_id),
         };
         debug!(tgid, command = row.command, "first traced call");
         let Some(life) = self.lives.by_id(proc_id) else { return };
@@ -240,6 +235,24 @@ impl Books {
         }
         self.write_process(proc_id);
         self.write_libraries(tgid, proc_id);
+    }
+
+    /// The row of a process of which `/proc` says nothing any more.
+    fn told(&mut self, tgid: u32, proc_id: ProcId) -> ProcessRow {
+        let row = ProcessRow {
+            proc_id: proc_id.0,
+            pid: tgid as i32,
+            host: self.opening.host.name().to_owned(),
+            ..ProcessRow::default()
+        };
+        let Some(life) = self.lives.by_id(proc_id) else { return row };
+        ProcessRow {
+            comm: life.told.comm.clone(),
+            uid: life.told.uid.map(|uid| uid as i32),
+            ppid: life.told.ppid.map(|ppid| ppid as i32),
+            start_ns: Some(self.opening.anchor.epoch(life.start_ns)),
+            ..row
+        }
     }
 
     fn set_devices(&mut self, tgid: u32, proc_id: ProcId, env: &Env) {
@@ -265,10 +278,12 @@ impl Books {
     fn write_process(&mut self, proc_id: ProcId) {
         let from_start = self.ledger.from_start(proc_id);
         let Some(life) = self.lives.by_id(proc_id) else { return };
-        let Some(mut row) = life.row.clone() else { return };
+        let Some(known) = life.row.as_mut() else { return };
+        // The ledger forgets a process that ended.
+        known.from_start |= from_start;
+        let mut row = known.clone();
         row.attached_ns = life.attached_ns;
         row.ts_ns = crate::clock::epoch_ns();
-        row.from_start = from_start;
         row.detail = self.opening.detail.to_owned();
         self.add(row);
     }
@@ -283,6 +298,7 @@ impl Books {
             let exit_code = raw.exit_code;
             self.order.push(Input::Exit { proc_id, tgid: raw.tgid, ts_ns, exit_code });
         } else {
+            life.told.learn(raw);
             self.attach.send(Command::Executed(raw.tgid)).unwrap_or_default();
             self.order.push(Input::Exec { proc_id, tgid: raw.tgid, ts_ns });
         }
