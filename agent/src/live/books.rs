@@ -301,6 +301,7 @@ impl Books {
             life.told.learn(raw);
             self.attach.send(Command::Executed(raw.tgid)).unwrap_or_default();
             self.order.push(Input::Exec { proc_id, tgid: raw.tgid, ts_ns });
+            self.meet_again(raw.tgid, proc_id);
         }
     }
 
@@ -341,22 +342,32 @@ impl Books {
             Input::Exit { proc_id, tgid, ts_ns, exit_code } => {
                 self.finish_process(*proc_id, *tgid, *ts_ns, *exit_code);
             }
-            Input::Exec { proc_id, tgid, .. } => self.executed(*proc_id, *tgid),
+            Input::Exec { proc_id, .. } => self.executed(*proc_id),
             Input::Call(_) => {}
         }
     }
 
-    /// Another program: its name and environment are new.
-    fn executed(&mut self, proc_id: ProcId, tgid: u32) {
-        let known = self.lives.by_id(proc_id).is_some_and(|life| life.row.is_some());
+    /// Another program: its name and environment are new. They are read when the record of the exec
+    /// comes, not when it is applied: a short program is gone by then.
+    fn meet_again(&mut self, tgid: u32, proc_id: ProcId) {
+        let Some(life) = self.lives.by_id(proc_id) else { return };
+        let Some(row) = life.row.as_mut() else { return };
+        row.from_start = false;
         let identity = self.opening.host.identity(tgid, self.opening.commands);
-        let Some(identity) = identity.filter(|identity| known && identity.row.proc_id == proc_id.0)
-        else {
-            return;
-        };
-        self.set_devices(tgid, proc_id, &identity.env);
-        if let Some(life) = self.lives.by_id(proc_id) {
-            life.row = Some(identity.row);
+        match identity.filter(|identity| identity.row.proc_id == proc_id.0) {
+            Some(identity) => {
+                *row = identity.row;
+                let Opening { devices, host, .. } = &mut self.opening;
+                devices.by_environment(host, tgid, proc_id, &identity.env);
+            }
+            None => self.opening.devices.forget(proc_id),
+        }
+    }
+
+    /// The account of the new program begins, without any devices.
+    fn executed(&mut self, proc_id: ProcId) {
+        for (ordinal, device) in self.opening.devices.all(proc_id) {
+            self.ledger.set_device(proc_id, ordinal, device);
         }
         self.write_process(proc_id);
     }
