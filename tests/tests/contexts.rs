@@ -57,7 +57,7 @@ fn destroying_releasing_and_resetting_contexts_frees_what_was_in_them() {
         freed.iter().map(|row| (row.1, row.2)).collect::<Vec<_>>()
     };
     assert_eq!(by("cuCtxDestroy_v2"), [("device", -10), ("host", -3)]);
-    assert_eq!(by("cuDevicePrimaryCtxReset"), [("device", -14)]);
+    assert_eq!(by("cuDevicePrimaryCtxReset_v2"), [("device", -14)]);
     assert_eq!(by("cuDevicePrimaryCtxRelease"), [("device", -14)]);
     assert_eq!(implicit.len(), 4);
     assert_eq!(logged.losses().unwrap(), [].into());

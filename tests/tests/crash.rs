@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use agent::{attach::elf, probes::Library};
+use agent::{attach::elf, kernel::Site, probes::Library};
 use agent_tests::{
     agent::{Agent, signal, vramscope},
     logs::Logged,
@@ -42,7 +42,7 @@ fn entries(device: &SimDevice, pid: u32) -> Vec<([u8; 16], [u8; 16])> {
         file.read_exact_at(&mut bytes, at).unwrap();
         bytes
     };
-    let entry = |site: &elf::Site| {
+    let entry = |site: &Site| {
         (read(&file, site.offset), read(&memory, start + site.offset - offset))
     };
     sites.iter().map(entry).collect()
