@@ -29,7 +29,7 @@ use crate::{
     attach::{Notice, worker::Command},
     clock::Anchor,
     decode,
-    host::{CommandDetail, Env, Host},
+    host::{CommandDetail, Env, Host, Identity},
     kernel::Counters,
 };
 
@@ -214,12 +214,8 @@ impl Books {
     /// First traced call of a process: who it is.
     pub(super) fn announce(&mut self, tgid: u32, proc_id: ProcId) {
         self.closed.processes += 1;
-        let identity = self
-            .opening
-            .host
-            .identity(tgid, self.opening.commands)
-            .filter(|identity| identity.row.proc_id == proc_id.0);
-        let row = match identity {
+        let early = self.lives.by_id(proc_id).and_then(|life| life.early.take());
+        let row = match self.identity(tgid, proc_id).or(early) {
             Some(identity) => {
                 self.set_devices(tgid, proc_id, &identity.env);
                 identity.row
@@ -235,6 +231,12 @@ impl Books {
         }
         self.write_process(proc_id);
         self.write_libraries(tgid, proc_id);
+    }
+
+    /// What `/proc` says of a process, while it is there.
+    fn identity(&self, tgid: u32, proc_id: ProcId) -> Option<Identity> {
+        let identity = self.opening.host.identity(tgid, self.opening.commands);
+        identity.filter(|identity| identity.row.proc_id == proc_id.0)
     }
 
     /// The row of a process of which `/proc` says nothing any more.
@@ -350,17 +352,19 @@ impl Books {
     /// Another program: its name and environment are new. They are read when the record of the exec
     /// comes, not when it is applied: a short program is gone by then.
     fn meet_again(&mut self, tgid: u32, proc_id: ProcId) {
+        let identity = self.identity(tgid, proc_id);
         let Some(life) = self.lives.by_id(proc_id) else { return };
-        let Some(row) = life.row.as_mut() else { return };
+        let Some(row) = life.row.as_mut() else {
+            life.early = identity;
+            return;
+        };
         row.from_start = false;
-        let identity = self.opening.host.identity(tgid, self.opening.commands);
-        match identity.filter(|identity| identity.row.proc_id == proc_id.0) {
-            Some(identity) => {
-                *row = identity.row;
-                let Opening { devices, host, .. } = &mut self.opening;
-                devices.by_environment(host, tgid, proc_id, &identity.env);
-            }
-            None => self.opening.devices.forget(proc_id),
+        if let Some(identity) = identity {
+            *row = identity.row;
+            let Opening { devices, host, .. } = &mut self.opening;
+            devices.by_environment(host, tgid, proc_id, &identity.env);
+        } else {
+            self.opening.devices.forget(proc_id);
         }
     }
 

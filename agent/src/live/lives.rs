@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use agent_common::life::RawLife;
 use ledger::{call::ProcId, rows::ProcessRow};
 
-use crate::host::text;
+use crate::host::{Identity, text};
 
 /// Nanoseconds of a clock tick of `/proc/PID/stat` (`USER_HZ` is 100 on every architecture that we
 /// run on).
@@ -26,6 +26,8 @@ pub(super) struct Life {
     pub ended_ns: Option<u64>,
     /// What the kernel said of it, for where `/proc` tells no more.
     pub told: Told,
+    /// Who it is, looked up before its first traced call.
+    pub early: Option<Identity>,
     /// Its row, once it made its first traced call.
     pub row: Option<ProcessRow>,
     /// It used CUDA, or may have, before its probes were in place.
@@ -82,6 +84,7 @@ impl Lives {
                 start_ns,
                 ended_ns: None,
                 told: Told::default(),
+                early: None,
                 row: None,
                 late: false,
                 attached_ns: None,
