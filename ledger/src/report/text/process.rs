@@ -138,7 +138,7 @@ fn allocated(page: &mut Page, clock: Clock, share: &Share) {
     for (level, label) in [(Level::Device, "account"), (Level::Pool, "account, pools")] {
         let Some(usage) = share.level(level) else { continue };
         let text = format!(
-            "{} in {} at the end, peak {} at {}; {} allocated, {} freed",
+            "{} in {} at the end, peak {} at {}; {} made, {} freed",
             show_bytes(usage.live_bytes),
             counted(usage.live_count, "block", "blocks"),
             show_bytes(usage.peak_bytes),
