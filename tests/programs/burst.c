@@ -2,14 +2,6 @@
 #include "truth.h"
 
 #include <cuda.h>
-#include <time.h>
-
-static double now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
-}
 
 int main(int argc, char **argv)
 {
@@ -21,13 +13,13 @@ int main(int argc, char **argv)
     MUST(cuInit(0));
     MUST(cuDevicePrimaryCtxRetain(&ctx, 0));
     MUST(cuCtxSetCurrent(ctx));
-    double begin = now_ns();
+    struct truth_timer timer = truth_timer_start();
     for (long i = 0; i < pairs; i++) {
         MUST(async ? cuMemAllocAsync(&p, 65536, 0) : cuMemAlloc(&p, 65536));
         MUST(async ? cuMemFreeAsync(p, 0) : cuMemFree(p));
     }
-    double ns = now_ns() - begin;
+    truth_timer_stop(&timer);
     truth_made(pairs, pairs, 0);
-    printf("TIME ns_per_pair=%.0f\n", pairs ? ns / (double)pairs : 0.0);
+    truth_time(&timer, pairs);
     truth_ready();
 }

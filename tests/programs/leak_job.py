@@ -33,6 +33,11 @@ for total in ("sim_torch_allocated", "sim_torch_reserved", "sim_torch_peak"):
     getattr(torch, total).restype = ctypes.c_size_t
 
 
+def say(line):
+    """One write for each line: the workers share a pipe, and print() may write a line in parts."""
+    os.write(1, (line + "\n").encode())
+
+
 class Tensor:
     """A block of the caching allocator; freed with its last reference, as a tensor is."""
 
@@ -117,7 +122,7 @@ def train_step(model, metrics):
 def work(args):
     rank = int(os.environ["RANK"])
     device = int(os.environ["LOCAL_RANK"]) % count_devices()
-    print(f"WORKER rank={rank} pid={os.getpid()} device={device}", flush=True)
+    say(f"WORKER rank={rank} pid={os.getpid()} device={device}")
     model = Model(device)
     allocate_workspace()
     metrics = Metrics(device, leaky=rank == args.leaky)
@@ -129,11 +134,10 @@ def work(args):
         time.sleep(max(0.0, begin + STEP_SECONDS - time.monotonic()))
     kept = metrics.history if rank == args.leaky else []
     kept_bytes = sum(tensor.size_bytes for tensor in kept)
-    print(f"TRUE rank={rank} pid={os.getpid()} steps={steps} kept_tensors={len(kept)} "
-          f"kept_bytes={kept_bytes} line={leak_line()}")
-    print(f"TORCH rank={rank} pid={os.getpid()} allocated={torch.sim_torch_allocated(device)} "
-          f"reserved={torch.sim_torch_reserved(device)} peak={torch.sim_torch_peak(device)}",
-          flush=True)
+    say(f"TRUE rank={rank} pid={os.getpid()} steps={steps} kept_tensors={len(kept)} "
+        f"kept_bytes={kept_bytes} line={leak_line()}")
+    say(f"TORCH rank={rank} pid={os.getpid()} allocated={torch.sim_torch_allocated(device)} "
+        f"reserved={torch.sim_torch_reserved(device)} peak={torch.sim_torch_peak(device)}")
     os._exit(0)  # as a killed job does: nothing is freed by a call
 
 
@@ -154,7 +158,7 @@ def main():
     args = parser.parse_args()
     if "RANK" in os.environ:
         return work(args)
-    print(f"PID {os.getpid()}", flush=True)
+    say(f"PID {os.getpid()}")
     return launch(args)
 
 

@@ -6,7 +6,6 @@
 
 #include <cuda.h>
 #include <pthread.h>
-#include <time.h>
 
 static long threads, pairs, keep;
 static int async;
@@ -46,13 +45,6 @@ static void *work(void *arg)
     return NULL;
 }
 
-static double now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
-}
-
 int main(int argc, char **argv)
 {
     threads = truth_arg(argc, argv, 1, 8);
@@ -70,11 +62,11 @@ int main(int argc, char **argv)
         MUST(pthread_create(&thread, NULL, work, (void *)i));
     }
     pthread_barrier_wait(&go);
-    double begin = now_ns();
+    struct truth_timer timer = truth_timer_start();
     pthread_barrier_wait(&done);
-    double ns = now_ns() - begin;
+    truth_timer_stop(&timer);
     pthread_barrier_wait(&leave);
     truth_made(threads * (pairs + keep), threads * pairs, 0);
-    printf("TIME ns_per_pair=%.0f\n", pairs ? ns / (double)(threads * pairs) : 0.0);
+    truth_time(&timer, threads * pairs);
     truth_ready();
 }

@@ -4,6 +4,8 @@
  *   CALL api rc=n op=.. level=.. addr=0x.. size=n tid=n    one traced call (where a program lists them)
  *   MADE alloc=n free=n failed=n           how many calls were made, so far
  *   LIVE level 0xaddr size pid=n tid=n     a block that is live at the next READY
+ *   TIME ns_per_pair=n cpu_ns_per_pair=n   what allocating and freeing took, by the clock and in
+ *                                          CPU time of all threads
  *   READY                                  then the program waits for a line on its stdin
  *
  * At the end of its input a program ends as it is, freeing nothing. */
@@ -14,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #define MIB (1ull << 20)
@@ -54,6 +57,37 @@ static inline void truth_ready(void)
     char line[256];
     printf("READY\n");
     truth_next_line(line, sizeof line);
+}
+
+struct truth_timer {
+    double wall_ns, cpu_ns;
+};
+
+static inline double truth_clock_ns(clockid_t clock)
+{
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
+}
+
+static inline struct truth_timer truth_timer_start(void)
+{
+    return (struct truth_timer){truth_clock_ns(CLOCK_MONOTONIC),
+                                truth_clock_ns(CLOCK_PROCESS_CPUTIME_ID)};
+}
+
+/* Turns the start times into what has passed since. */
+static inline void truth_timer_stop(struct truth_timer *timer)
+{
+    timer->wall_ns = truth_clock_ns(CLOCK_MONOTONIC) - timer->wall_ns;
+    timer->cpu_ns = truth_clock_ns(CLOCK_PROCESS_CPUTIME_ID) - timer->cpu_ns;
+}
+
+static inline void truth_time(const struct truth_timer *timer, long pairs)
+{
+    double each = pairs ? (double)pairs : 1;
+    printf("TIME ns_per_pair=%.0f cpu_ns_per_pair=%.0f\n", timer->wall_ns / each,
+           timer->cpu_ns / each);
 }
 
 static inline void truth_check(int rc, int expected, const char *what)

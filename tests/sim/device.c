@@ -131,24 +131,26 @@ static const struct {
     {CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
 };
 
-CUresult cuGetErrorName(CUresult error, const char **text)
+static CUresult describe(CUresult error, const char **name, const char **text)
 {
+    *name = *text = NULL;
     for (size_t i = 0; i < sizeof results / sizeof *results; i++)
         if (results[i].result == error) {
-            *text = results[i].name;
+            *name = results[i].name;
+            *text = results[i].text;
             return CUDA_SUCCESS;
         }
-    *text = NULL;
     return CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuGetErrorName(CUresult error, const char **name)
+{
+    const char *text;
+    return describe(error, name, &text);
 }
 
 CUresult cuGetErrorString(CUresult error, const char **text)
 {
-    for (size_t i = 0; i < sizeof results / sizeof *results; i++)
-        if (results[i].result == error) {
-            *text = results[i].text;
-            return CUDA_SUCCESS;
-        }
-    *text = NULL;
-    return CUDA_ERROR_INVALID_VALUE;
+    const char *name;
+    return describe(error, &name, text);
 }

@@ -31,7 +31,6 @@ use crate::{
     decode,
     host::{CommandDetail, Env, Host},
     kernel::Counters,
-    nvml::Sample,
 };
 
 /// Calls that return out of order by less than this are put in order before they are applied; a
@@ -55,24 +54,24 @@ pub struct Closed {
 
 /// What the books are opened with.
 #[derive(Debug)]
-pub struct Opening {
+pub(super) struct Opening {
     /// The host.
-    pub host: Host,
+    pub(super) host: Host,
     /// Boot time to epoch.
-    pub anchor: Anchor,
+    pub(super) anchor: Anchor,
     /// The GPUs that NVML lists.
-    pub devices: Devices,
+    pub(super) devices: Devices,
     /// How much is recorded of tensors, as the log says it.
-    pub detail: &'static str,
+    pub(super) detail: &'static str,
     /// How much of command lines.
-    pub commands: CommandDetail,
+    pub(super) commands: CommandDetail,
     /// Processes that were not followed before may be met (`record`).
-    pub host_wide: bool,
+    pub(super) host_wide: bool,
 }
 
 /// The books.
 #[expect(missing_debug_implementations, reason = "aya's maps have none")]
-pub struct Books {
+pub(super) struct Books {
     pub(super) opening: Opening,
     pub(super) lives: Lives,
     order: Order,
@@ -92,7 +91,7 @@ pub struct Books {
 
 impl Books {
     /// Empty books.
-    pub fn new(
+    pub(super) fn new(
         opening: Opening,
         counters: Counters,
         sink: SyncSender<ToLog>,
@@ -117,7 +116,7 @@ impl Books {
     }
 
     /// Serves messages until the stop.
-    pub fn run(mut self, messages: &Receiver<Message>) {
+    pub(super) fn run(mut self, messages: &Receiver<Message>) {
         let mut next_poll = Instant::now() + POLL;
         while let Ok(message) = messages.recv() {
             match message {

@@ -11,7 +11,7 @@ use crate::{
 
 /// GPUs and the processes' maps from CUDA ordinal to GPU.
 #[derive(Debug, Default)]
-pub struct Devices {
+pub(super) struct Devices {
     gpus: Vec<Gpu>,
     maps: HashMap<ProcId, HashMap<i32, Option<DeviceId>>>,
     disputed: HashSet<(ProcId, i32)>,
@@ -19,17 +19,17 @@ pub struct Devices {
 
 impl Devices {
     /// The GPUs that NVML lists.
-    pub fn new(gpus: Vec<Gpu>) -> Self {
+    pub(super) fn new(gpus: Vec<Gpu>) -> Self {
         Self { gpus, ..Self::default() }
     }
 
     /// The GPUs.
-    pub fn gpus(&self) -> &[Gpu] {
+    pub(super) fn gpus(&self) -> &[Gpu] {
         &self.gpus
     }
 
     /// What the environment at exec makes of the ordinals; `None` for one that it does not settle.
-    pub fn by_environment(
+    pub(super) fn by_environment(
         &mut self,
         host: &Host,
         tgid: u32,
@@ -46,7 +46,7 @@ impl Devices {
 
     /// The process asked the driver for the UUID of `ordinal`. Where it disagrees with what the
     /// environment said, the ordinal is unknown: a wrong device is worse than none.
-    pub fn by_uuid(&mut self, proc_id: ProcId, ordinal: i32, uuid: [u8; 16]) -> Option<DeviceId> {
+    pub(super) fn by_uuid(&mut self, proc_id: ProcId, ordinal: i32, uuid: [u8; 16]) -> Option<DeviceId> {
         let text = uuid_text(uuid);
         let slot = self.gpus.iter().position(|gpu| suffix(&gpu.uuid) == text);
         let told = slot.and_then(|slot| self.id(slot));
@@ -67,13 +67,13 @@ impl Devices {
     }
 
     /// Forgets an ended process.
-    pub fn forget(&mut self, proc_id: ProcId) {
+    pub(super) fn forget(&mut self, proc_id: ProcId) {
         self.maps.remove(&proc_id);
         self.disputed.retain(|(of, _)| *of != proc_id);
     }
 
     /// The GPU that a process means by `ordinal`.
-    pub fn of(&self, proc_id: ProcId, ordinal: i32) -> Option<DeviceId> {
+    pub(super) fn of(&self, proc_id: ProcId, ordinal: i32) -> Option<DeviceId> {
         if self.disputed.contains(&(proc_id, ordinal)) {
             return None;
         }
@@ -81,7 +81,7 @@ impl Devices {
     }
 
     /// The number that a process uses for a GPU.
-    pub fn ordinal_of(&self, proc_id: ProcId, uuid: &str) -> Option<i32> {
+    pub(super) fn ordinal_of(&self, proc_id: ProcId, uuid: &str) -> Option<i32> {
         let map = self.maps.get(&proc_id)?;
         map.keys().copied().find(|ordinal| {
             self.of(proc_id, *ordinal).is_some_and(|device| device.gpu_uuid == uuid)

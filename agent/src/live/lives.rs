@@ -12,7 +12,7 @@ const KEEP_NS: u64 = 10_000_000_000;
 
 /// One life of a pid.
 #[derive(Clone, Debug)]
-pub struct Life {
+pub(super) struct Life {
     /// Its key.
     pub proc_id: ProcId,
     /// Host pid.
@@ -31,19 +31,19 @@ pub struct Life {
 
 /// Lives by tgid, the latest last.
 #[derive(Debug)]
-pub struct Lives {
+pub(super) struct Lives {
     boot_id: String,
     lives: HashMap<u32, Vec<Life>>,
 }
 
 impl Lives {
     /// None yet.
-    pub fn new(boot_id: &str) -> Self {
+    pub(super) fn new(boot_id: &str) -> Self {
         Self { boot_id: boot_id.to_owned(), lives: HashMap::new() }
     }
 
     /// The life of `tgid` that started at `start_ns`, made if new.
-    pub fn begin(&mut self, tgid: u32, start_ns: u64) -> &mut Life {
+    pub(super) fn begin(&mut self, tgid: u32, start_ns: u64) -> &mut Life {
         let proc_id = ProcId::new(&self.boot_id, tgid, start_ns / TICK_NS);
         let lives = self.lives.entry(tgid).or_default();
         let at = lives.iter().position(|life| life.proc_id == proc_id).unwrap_or_else(|| {
@@ -63,7 +63,7 @@ impl Lives {
     }
 
     /// Whose life a record of `tgid` at `ts_ns` belongs to.
-    pub fn at(&mut self, tgid: u32, ts_ns: u64) -> Option<&mut Life> {
+    pub(super) fn at(&mut self, tgid: u32, ts_ns: u64) -> Option<&mut Life> {
         let lives = self.lives.get_mut(&tgid)?;
         // The start is known to a tick only where it came from /proc.
         let at = lives.iter().rposition(|life| life.start_ns <= ts_ns + TICK_NS)?;
@@ -71,33 +71,28 @@ impl Lives {
     }
 
     /// [`Lives::at`], or a life that begins with the record.
-    pub fn at_or_begin(&mut self, tgid: u32, ts_ns: u64) -> &mut Life {
+    pub(super) fn at_or_begin(&mut self, tgid: u32, ts_ns: u64) -> &mut Life {
         let start_ns = self.at(tgid, ts_ns).map_or(ts_ns, |life| life.start_ns);
         self.begin(tgid, start_ns)
     }
 
     /// The latest life of `tgid` that has not ended.
-    pub fn current(&mut self, tgid: u32) -> Option<&mut Life> {
+    pub(super) fn current(&mut self, tgid: u32) -> Option<&mut Life> {
         self.lives.get_mut(&tgid)?.last_mut().filter(|life| life.ended_ns.is_none())
     }
 
     /// A life by its key.
-    pub fn by_id(&mut self, proc_id: ProcId) -> Option<&mut Life> {
+    pub(super) fn by_id(&mut self, proc_id: ProcId) -> Option<&mut Life> {
         self.lives.values_mut().flatten().find(|life| life.proc_id == proc_id)
     }
 
     /// Every life that has not ended and made a traced call.
-    pub fn running(&self) -> impl Iterator<Item = &Life> {
+    pub(super) fn running(&self) -> impl Iterator<Item = &Life> {
         self.lives.values().flatten().filter(|life| life.ended_ns.is_none() && life.row.is_some())
     }
 
-    /// Every life that made a traced call.
-    pub fn traced(&self) -> usize {
-        self.lives.values().flatten().filter(|life| life.row.is_some()).count()
-    }
-
     /// Drops lives that ended long before `now_ns`.
-    pub fn tidy(&mut self, now_ns: u64) {
+    pub(super) fn tidy(&mut self, now_ns: u64) {
         self.lives.retain(|_, lives| {
             lives.retain(|life| life.ended_ns.is_none_or(|end| now_ns < end + KEEP_NS));
             !lives.is_empty()

@@ -19,7 +19,7 @@ use crate::{
 
 /// The counters and what they were.
 #[expect(missing_debug_implementations, reason = "aya's maps have none")]
-pub struct Polled {
+pub(super) struct Polled {
     counters: Counters,
     losses: HashMap<(u32, &'static str), u64>,
     unattributed: HashMap<&'static str, u64>,
@@ -29,7 +29,7 @@ pub struct Polled {
 
 impl Polled {
     /// Nothing seen yet.
-    pub fn new(counters: Counters) -> Self {
+    pub(super) fn new(counters: Counters) -> Self {
         Self {
             counters,
             losses: HashMap::new(),
@@ -40,7 +40,7 @@ impl Polled {
     }
 
     /// Rows for what was lost since the last time.
-    pub fn losses(&mut self, lives: &mut Lives, anchor: &Anchor) -> Vec<LossRow> {
+    pub(super) fn losses(&mut self, lives: &mut Lives, anchor: &Anchor) -> Vec<LossRow> {
         let now_ns = clock::epoch_ns();
         let window_start_ns = std::mem::replace(&mut self.last_ns, now_ns);
         let mut rows: Vec<LossRow> = Vec::new();
@@ -94,7 +94,7 @@ impl Polled {
     }
 
     /// `PyTorch`'s last known totals of a process on a device.
-    pub fn totals_of(&self, tgid: u32, ordinal: Option<i32>) -> Option<TensorTotals> {
+    pub(super) fn totals_of(&self, tgid: u32, ordinal: Option<i32>) -> Option<TensorTotals> {
         let ordinal = u32::try_from(ordinal?).ok()?;
         self.totals.get(&(tgid, ordinal)).copied()
     }
@@ -115,7 +115,7 @@ impl Polled {
     }
 
     /// Drops an ended process's counters, here and in the kernel. Its losses stay counted.
-    pub fn forget(&mut self, tgid: u32) {
+    pub(super) fn forget(&mut self, tgid: u32) {
         self.counters.forget(tgid);
         self.totals.retain(|(of, _), _| *of != tgid);
         // The kernel's totals keep these, so they must not turn up as somebody else's.

@@ -16,7 +16,7 @@ const MAX_WAITING: usize = 4096;
 
 /// One device's processes at one moment.
 #[derive(Clone, Debug)]
-pub struct Reading {
+pub(super) struct Reading {
     /// When the call began.
     pub ts_ns: i64,
     /// How long it took.
@@ -29,7 +29,7 @@ pub struct Reading {
 
 /// What is known of devices, baselines and libraries.
 #[derive(Debug, Default)]
-pub struct Readings {
+pub(super) struct Readings {
     waiting: BTreeMap<(i64, String), Reading>,
     devices: HashMap<String, DeviceSampleRow>,
     baselines: HashMap<(ProcId, String), i64>,
@@ -38,29 +38,29 @@ pub struct Readings {
 
 impl Readings {
     /// The oldest reading that ended before `until_ns`.
-    pub fn next_before(&mut self, until_ns: i64) -> Option<Reading> {
+    pub(super) fn next_before(&mut self, until_ns: i64) -> Option<Reading> {
         let first = self.waiting.first_entry()?;
         let reading = first.get();
         (reading.ts_ns + reading.read_ns <= until_ns).then(|| first.remove())
     }
 
     /// Used and total bytes of a device by its last sample.
-    pub fn device(&self, uuid: &str) -> Option<(Option<i64>, Option<i64>)> {
+    pub(super) fn device(&self, uuid: &str) -> Option<(Option<i64>, Option<i64>)> {
         self.devices.get(uuid).map(|row| (row.used_bytes, row.total_bytes))
     }
 
     /// A library was probed.
-    pub fn attached(&mut self, path: &str, probes: i32, available: i32) {
+    pub(super) fn attached(&mut self, path: &str, probes: i32, available: i32) {
         self.probes.insert(path.to_owned(), (probes, available));
     }
 
     /// Functions probed and functions of the table in a library.
-    pub fn probes_of(&self, path: &str) -> Option<(i32, i32)> {
+    pub(super) fn probes_of(&self, path: &str) -> Option<(i32, i32)> {
         self.probes.get(path).copied()
     }
 
     /// Forgets an ended process.
-    pub fn forget(&mut self, proc_id: ProcId) {
+    pub(super) fn forget(&mut self, proc_id: ProcId) {
         self.baselines.retain(|(of, _), _| *of != proc_id);
     }
 }

@@ -5,7 +5,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
-        mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender, sync_channel},
+        mpsc::{self, Receiver, Sender, SyncSender, sync_channel},
     },
     thread::{self, JoinHandle},
     time::Duration,

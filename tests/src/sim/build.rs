@@ -14,9 +14,10 @@ use anyhow::{Context, Result, bail};
 use super::Sim;
 
 /// For libraries: position independent, only what NVIDIA's headers declare visible, and functions
-/// that begin as those of driver 580 do: with `push %rbp`, each at an address of its own. What
-/// follows `-fno-omit-frame-pointer` keeps the optimizer from early returns before the push, from
-/// one body for two names, and from jumps in place of calls.
+/// that begin as those of driver 580 do: with `push %rbp`, each at an address of its own. A stack
+/// protector in each function is the only way to have gcc keep the frame of small leaf functions;
+/// the flags after it keep the optimizer from putting anything before the push, from one body for
+/// two names, and from jumps in place of calls.
 const LIBRARY_FLAGS: &[&str] = &[
     "-std=gnu11",
     "-O2",
@@ -25,13 +26,15 @@ const LIBRARY_FLAGS: &[&str] = &[
     "-pthread",
     "-fvisibility=hidden",
     "-fno-omit-frame-pointer",
+    "-fstack-protector-all",
     "-fno-shrink-wrap",
+    "-fno-schedule-insns2",
     "-fno-ipa-icf",
     "-fno-optimize-sibling-calls",
 ];
-/// As the real libraries, which carry no `endbr64`, and with a frame in leaf functions too.
+/// As the real libraries, which carry no `endbr64`.
 #[cfg(target_arch = "x86_64")]
-const ARCH_FLAGS: &[&str] = &["-fcf-protection=none", "-mno-omit-leaf-frame-pointer"];
+const ARCH_FLAGS: &[&str] = &["-fcf-protection=none"];
 #[cfg(not(target_arch = "x86_64"))]
 const ARCH_FLAGS: &[&str] = &[];
 const WARNINGS: &[&str] =
@@ -145,16 +148,13 @@ fn sources_hash(folders: &[&Path]) -> Result<u64> {
         files.sort();
         for file in files {
             file.file_name().hash(&mut hasher);
-            fs::read(&file)
-                .with_context(|| format!("read {}", file.display()))?
-                .hash(&mut hasher);
+            fs::read(&file).with_context(|| format!("read {}", file.display()))?.hash(&mut hasher);
         }
     }
     include_str!("build.rs").hash(&mut hasher);
-    let version = Command::new(compiler_name())
-        .arg("--version")
-        .output()
-        .with_context(|| format!("run {} --version; is a C compiler installed?", compiler_name()))?;
+    let version = Command::new(compiler_name()).arg("--version").output().with_context(|| {
+        format!("run {} --version; is a C compiler installed?", compiler_name())
+    })?;
     version.stdout.hash(&mut hasher);
     Ok(hasher.finish())
 }

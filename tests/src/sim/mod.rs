@@ -61,7 +61,7 @@ impl Sim {
         let mut device =
             SimDevice { sim: self.clone(), settings: BTreeMap::new(), folder, own_lib_dir: None };
         device.settings.insert("SIM_STATE".into(), device.state_path().display().to_string());
-        Ok(device.set("SIM_INIT_MS", 0).set("SIM_CTX_MS", 0))
+        Ok(device.init_ms(0).context_ms(0))
     }
 }
 
@@ -78,40 +78,40 @@ impl SimDevice {
     /// How many GPUs there are (2 unless told; at most 16).
     #[must_use]
     pub fn gpus(self, count: u32) -> Self {
-        self.set("SIM_GPUS", count)
+        self.set("SIM_GPUS", &count.to_string())
     }
 
     /// What programs can have of each GPU, in MiB (81,920 unless told). NVML's total is
     /// `SIM_RESERVED_MIB` (512) larger.
     #[must_use]
     pub fn memory_mib(self, mib: u64) -> Self {
-        self.set("SIM_MEMORY_MIB", mib)
+        self.set("SIM_MEMORY_MIB", &mib.to_string())
     }
 
     /// What a context costs, in MiB (500 unless told).
     #[must_use]
     pub fn context_mib(self, mib: u64) -> Self {
-        self.set("SIM_CONTEXT_MIB", mib)
+        self.set("SIM_CONTEXT_MIB", &mib.to_string())
     }
 
     /// How long the first `cuInit` of a process takes; the real one takes 100 ms and more, in
     /// which an agent attaches.
     #[must_use]
     pub fn init_ms(self, ms: u64) -> Self {
-        self.set("SIM_INIT_MS", ms)
+        self.set("SIM_INIT_MS", &ms.to_string())
     }
 
     /// How long it takes to make a context.
     #[must_use]
     pub fn context_ms(self, ms: u64) -> Self {
-        self.set("SIM_CTX_MS", ms)
+        self.set("SIM_CTX_MS", &ms.to_string())
     }
 
     /// Sets a variable of the simulation (tests/README.md lists them) or of the program. GPUs,
     /// sizes and costs are settled by the first program that runs.
     #[must_use]
-    pub fn set(mut self, name: &str, value: impl ToString) -> Self {
-        self.settings.insert(name.into(), value.to_string());
+    pub fn set(mut self, name: &str, value: &str) -> Self {
+        self.settings.insert(name.into(), value.into());
         self
     }
 

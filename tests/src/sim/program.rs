@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 /// How long a program may take to its next line; far above what any takes.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_mins(2);
 
 /// A running program. Dropping it kills it.
 #[derive(Debug)]
