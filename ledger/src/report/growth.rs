@@ -13,6 +13,8 @@ const MIN_RISING: f64 = 0.8;
 /// Standard deviations by which the troughs' order must differ from chance. Short noise often has
 /// its lowest value early.
 const MIN_BEYOND_CHANCE: f64 = 3.0;
+/// Longest end of a program in which it may give back what it held, unless it ran for long.
+const CLEAN_UP_NS: i64 = 2_000_000_000;
 /// Growth below this, and below a hundredth of the device, is not worth a finding.
 const MATERIAL_BYTES: i64 = 16 << 20;
 
@@ -81,7 +83,7 @@ fn minima(series: &Series, of_process: bool) -> Option<Vec<i64>> {
     let mut minima: Vec<i64> =
         series.buckets().iter().take(complete).map(|bucket| bucket.min).collect();
     if of_process {
-        leave_clean_up_out(&mut minima);
+        leave_clean_up_out(&mut minima, series.width_ns());
     }
     Some(minima)
 }
@@ -117,13 +119,14 @@ fn beyond_chance(values: &[i64]) -> f64 {
     rises_less_falls as f64 / (n * (n - 1.0) * (2.0 * n + 5.0) / 18.0).sqrt()
 }
 
-/// Cuts what follows the highest trough where that is only a few buckets: programs that free all
+/// Cuts what follows the highest trough where that is only a short time: programs that free all
 /// just before they end have grown until then all the same.
-fn leave_clean_up_out(minima: &mut Vec<i64>) {
+fn leave_clean_up_out(minima: &mut Vec<i64>, width_ns: i64) {
     let highest = minima.iter().enumerate().max_by_key(|(_, value)| **value);
     let Some((highest, _)) = highest else { return };
     let after = minima.len() - 1 - highest;
-    if after <= (minima.len() / 20).max(2) {
+    let short = (CLEAN_UP_NS / width_ns).max(2) as usize;
+    if after <= short.max(minima.len() / 20) {
         minima.truncate(highest + 1);
     }
 }
