@@ -7,6 +7,7 @@ use thiserror::Error;
 
 use crate::{
     host::ElfSource,
+    kernel::Site,
     probes::{Library, rows_of},
 };
 
@@ -14,15 +15,6 @@ use crate::{
 #[derive(Debug, Error)]
 #[error("parse it as an ELF library")]
 pub struct ElfError(#[from] object::Error);
-
-/// A row of the probe table and where its function starts in a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Site {
-    /// Row of the probe table.
-    pub row: u16,
-    /// Offset in the file.
-    pub offset: u64,
-}
 
 /// Finds the library's probed functions among the file's exported symbols. Functions that this
 /// version does not have are left out.

@@ -22,7 +22,7 @@ use tracing::{debug, warn};
 use crate::{
     clock,
     host::{Host, maps::Mapping},
-    kernel::{FOLLOW_CHILDREN, Kernel, KernelError, Links, Scope},
+    kernel::{FOLLOW_CHILDREN, Kernel, KernelError, Links, Scope, Site},
     probes::Library,
 };
 
@@ -93,7 +93,7 @@ pub struct Attacher {
     followed: HashSet<u32>,
     /// The first look at what runs already.
     first_look: bool,
-    files: HashMap<FileId, Option<Vec<elf::Site>>>,
+    files: HashMap<FileId, Option<Vec<Site>>>,
     host_links: HashMap<FileId, Links>,
     process_links: HashMap<(u32, FileId), Links>,
     notices: Sender<Notice>,
@@ -251,9 +251,8 @@ impl Attacher {
             return self.keep(place, Links::default());
         };
         let Some(sites) = self.sites(place, &file) else { return };
-        let mut links = Links::default();
-        match self.attach_sites(place, &file, &sites, &mut links) {
-            Ok(()) => {
+        match self.attach_sites(place, &file, &sites) {
+            Ok(links) => {
                 debug!(file = %place.shown.display(), owner = place.owner, "attached");
                 self.tell(Notice::Attached {
                     tgid: place.owner,
@@ -265,7 +264,7 @@ impl Attacher {
                 });
                 self.keep(place, links);
             }
-            Err(error) => self.give_up(place, links, &error),
+            Err(error) => self.give_up(place, &error),
         }
     }
 
@@ -273,20 +272,16 @@ impl Attacher {
         &mut self,
         place: &Place<'_>,
         file: &File,
-        sites: &[elf::Site],
-        links: &mut Links,
-    ) -> Result<(), KernelError> {
+        sites: &[Site],
+    ) -> Result<Links, KernelError> {
         let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
         let scope = place.owner.and_then(NonZeroU32::new).map_or(Scope::Host, Scope::Process);
-        sites
-            .iter()
-            .try_for_each(|site| self.kernel.attach(&path, site.row, site.offset, scope, links))
+        self.kernel.attach(&path, sites, scope)
     }
 
-    /// All of a file's rows or none: half a table would make an account that cannot add up.
-    fn give_up(&mut self, place: &Place<'_>, links: Links, error: &KernelError) {
+    fn give_up(&mut self, place: &Place<'_>, error: &KernelError) {
+        // A process that ended meanwhile is no failure.
         let alive = place.owner.is_none_or(|tgid| self.host.mappings(tgid).is_some());
-        self.garbage.send(links).unwrap_or_default();
         self.keep(place, Links::default());
         if alive {
             self.failed(place, chain(error));
@@ -301,7 +296,7 @@ impl Attacher {
     }
 
     /// The probed functions of a file, looked up once.
-    fn sites(&mut self, place: &Place<'_>, file: &File) -> Option<Vec<elf::Site>> {
+    fn sites(&mut self, place: &Place<'_>, file: &File) -> Option<Vec<Site>> {
         if let Some(known) = self.files.get(&place.id) {
             return known.clone();
         }

@@ -1,8 +1,9 @@
 //! The kernel half, loaded: the only place that uses `aya::Ebpf`.
 
 pub mod btf;
+mod multi;
 
-use std::{num::NonZeroU32, path::Path};
+use std::{io, num::NonZeroU32, os::fd::OwnedFd, path::Path};
 
 use agent_common::{
     cookie::Cookie,
@@ -18,8 +19,10 @@ use aya::{
     },
 };
 use thiserror::Error;
+use tracing::info;
 use zerocopy::IntoBytes as _;
 
+use self::multi::MultiProgram;
 use crate::probes::{PROBES, Programs};
 
 #[cfg(target_arch = "x86_64")]
@@ -53,6 +56,14 @@ pub enum KernelError {
         /// Why.
         source: Box<aya::programs::ProgramError>,
     },
+    /// The kernel refused probes.
+    #[error("attach {probes} probes")]
+    Attach {
+        /// How many.
+        probes: usize,
+        /// Why.
+        source: io::Error,
+    },
     /// A map operation failed.
     #[error("use the eBPF map {map}")]
     Map {
@@ -63,20 +74,27 @@ pub enum KernelError {
     },
 }
 
-/// Probes of one file in one scope; dropping them detaches.
+/// Probes of one file in one scope; dropping them detaches, which can wait for the kernel.
 #[derive(Debug, Default)]
-pub struct Links(Vec<UProbeLink>);
+pub struct Links {
+    multi: Vec<OwnedFd>,
+    single: Vec<UProbeLink>,
+}
 
 impl Links {
-    /// Number of probe programs attached.
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
     /// Nothing is attached.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.multi.is_empty() && self.single.is_empty()
     }
+}
+
+/// A row of the probe table and where its function starts in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Site {
+    /// Row of the probe table.
+    pub row: u16,
+    /// Offset in the file.
+    pub offset: u64,
 }
 
 /// Whose calls a probe reports.
@@ -101,6 +119,8 @@ pub struct Rings {
 #[derive(Debug)]
 pub struct Kernel {
     ebpf: Ebpf,
+    /// Entry, return, `PyTorch`'s reporter; `None` where this kernel has no multi links.
+    multi: Option<[MultiProgram; 3]>,
     known: HashMap<MapData, u32, u32>,
 }
 
@@ -152,8 +172,12 @@ impl Kernel {
             program.load().map_err(program_error(name))?;
             program.attach(tracepoint).map_err(program_error(name))?;
         }
+        let programs = [("call_enter", false), ("call_exit", true), ("tensor_usage", false)];
+        let multi = multi::load(&ebpf, OBJECT, programs)
+            .inspect_err(|error| info!(%error, "one link a probe: detaching will be slow"))
+            .ok();
         let known = take(&mut ebpf, "KNOWN")?;
-        Ok(Self { ebpf, known })
+        Ok(Self { ebpf, multi, known })
     }
 
     /// The rings; once.
@@ -175,29 +199,68 @@ impl Kernel {
         self.known.insert(tgid, flags, 0).map_err(map_error("KNOWN"))
     }
 
-    /// Attaches the programs of one row at a file offset.
+    /// Attaches every site's programs; all or none.
     pub fn attach(
         &mut self,
         file: &Path,
-        row: u16,
-        offset: u64,
+        sites: &[Site],
         scope: Scope,
-        links: &mut Links,
-    ) -> Result<(), KernelError> {
-        let Some(probe) = PROBES.get(usize::from(row)) else {
-            return Err(KernelError::Part("row of the probe table"));
+    ) -> Result<Links, KernelError> {
+        if self.multi.is_some() { self.attach_multi(file, sites, scope) } else {
+            self.attach_single(file, sites, scope)
+        }
+    }
+
+    /// A link for all entries, one for all returns. The returns first: an entry without its return
+    /// would stay pending for ever.
+    fn attach_multi(
+        &self,
+        file: &Path,
+        sites: &[Site],
+        scope: Scope,
+    ) -> Result<Links, KernelError> {
+        let Some([enter, exit, tensor]) = &self.multi else {
+            return Err(KernelError::Part("programs for multi links"));
         };
-        let cookie = probe.cookie(row);
-        match probe.programs() {
-            // The return probe first: an entry without it would stay pending for ever.
-            Programs::Pair => {
-                self.attach_one("call_exit", file, cookie, offset, scope, links)?;
-                self.attach_one("call_enter", file, cookie, offset, scope, links)
-            }
-            Programs::Tensor => {
-                self.attach_one("tensor_usage", file, cookie, offset, scope, links)
+        let pid = match scope {
+            Scope::Host => None,
+            Scope::Process(pid) => Some(pid.get()),
+        };
+        let mut links = Links::default();
+        for (program, kind) in
+            [(exit, Programs::Pair), (enter, Programs::Pair), (tensor, Programs::Tensor)]
+        {
+            let (offsets, cookies): (Vec<u64>, Vec<u64>) =
+                of_kind(sites, kind).map(|(site, cookie)| (site.offset, cookie.pack())).unzip();
+            if !offsets.is_empty() {
+                let link = program
+                    .attach(file, &offsets, &cookies, pid)
+                    .map_err(|source| KernelError::Attach { probes: offsets.len(), source })?;
+                links.multi.push(link);
             }
         }
+        Ok(links)
+    }
+
+    /// A link for each program and function.
+    fn attach_single(
+        &mut self,
+        file: &Path,
+        sites: &[Site],
+        scope: Scope,
+    ) -> Result<Links, KernelError> {
+        let mut links = Links::default();
+        for (names, kind) in [
+            (["call_exit", "call_enter"].as_slice(), Programs::Pair),
+            (["tensor_usage"].as_slice(), Programs::Tensor),
+        ] {
+            for (site, cookie) in of_kind(sites, kind) {
+                for name in names {
+                    self.attach_one(name, file, cookie, site.offset, scope, &mut links)?;
+                }
+            }
+        }
+        Ok(links)
     }
 
     fn attach_one(
@@ -217,9 +280,17 @@ impl Kernel {
         let point = UProbeAttachPoint { location, cookie: Some(cookie.pack()) };
         let program = program(&mut self.ebpf, name)?;
         let id = program.attach(point, file, scope).map_err(program_error(name))?;
-        links.0.push(program.take_link(id).map_err(program_error(name))?);
+        links.single.push(program.take_link(id).map_err(program_error(name))?);
         Ok(())
     }
+}
+
+/// Sites whose rows need these programs, with their cookies.
+fn of_kind(sites: &[Site], kind: Programs) -> impl Iterator<Item = (&Site, Cookie)> {
+    sites.iter().filter_map(move |site| {
+        let probe = PROBES.get(usize::from(site.row))?;
+        (probe.programs() == kind).then(|| (site, probe.cookie(site.row)))
+    })
 }
 
 fn program<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut UProbe, KernelError> {

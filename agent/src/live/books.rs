@@ -70,7 +70,6 @@ pub(super) struct Opening {
 }
 
 /// The books.
-#[expect(missing_debug_implementations, reason = "aya's maps have none")]
 pub(super) struct Books {
     pub(super) opening: Opening,
     pub(super) lives: Lives,

@@ -18,7 +18,6 @@ use crate::{
 };
 
 /// The counters and what they were.
-#[expect(missing_debug_implementations, reason = "aya's maps have none")]
 pub(super) struct Polled {
     counters: Counters,
     losses: HashMap<(u32, &'static str), u64>,

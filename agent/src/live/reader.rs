@@ -57,21 +57,25 @@ impl Batch {
     }
 }
 
-/// Empties the rings until `stop`, then once more.
+/// Rounds after the stop in which the rings were found empty: one for the last calls, one for the
+/// ends that waited for them, one that finds nothing.
+const LAST_ROUNDS: u32 = 3;
+
+/// Empties the rings until `stop`, then to their end.
 pub fn run(mut rings: Rings, stop: &Arc<AtomicBool>, out: &SyncSender<Message>) {
     let mut held_ends = Vec::new();
-    let mut rounds_left = 3;
-    loop {
+    let mut rounds_left = LAST_ROUNDS;
+    while rounds_left > 0 {
         // Read before the rings, so that nothing written before the stop is left.
-        if stop.load(Ordering::Acquire) {
-            rounds_left -= 1;
-        }
+        let stopping = stop.load(Ordering::Acquire);
         let (batch, full) = round(&mut rings, &mut held_ends);
         let idle = batch.is_empty();
-        if out.send(Message::Batch(batch)).is_err() || rounds_left == 0 {
+        if out.send(Message::Batch(batch)).is_err() {
             return;
         }
-        if !full {
+        if stopping && !full {
+            rounds_left -= 1;
+        } else if !full {
             std::thread::sleep(if idle { IDLE } else { BUSY });
         }
     }

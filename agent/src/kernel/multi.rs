@@ -1,0 +1,232 @@
+//! Many probes in one link (`uprobe.multi`).
+//!
+//! A probe that is a perf event of its own costs the kernel a grace period when it goes, one after
+//! the other: 78 of them took 8.5 s on an idle machine, under a lock that every new probe needs.
+//! A multi link attaches a whole library at once and waits once. The aya that our compiler can
+//! build has no such links, so the three programs are loaded and linked here by the system call;
+//! they share the maps of the object that aya loaded.
+//!
+//! `include/uapi/linux/bpf.h`: `union bpf_attr`, commands `BPF_PROG_LOAD` and `BPF_LINK_CREATE`.
+
+use std::{
+    collections::HashSet,
+    ffi::CString,
+    io,
+    os::{
+        fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd, RawFd},
+        unix::ffi::OsStrExt as _,
+    },
+    path::Path,
+};
+
+use aya::{
+    Ebpf,
+    maps::{Map, MapData},
+};
+use aya_obj::{Object, generated::bpf_insn};
+use thiserror::Error;
+use tracing::debug;
+
+const BPF_PROG_LOAD: i64 = 5;
+const BPF_LINK_CREATE: i64 = 28;
+const BPF_PROG_TYPE_KPROBE: u32 = 2;
+const BPF_TRACE_UPROBE_MULTI: u32 = 48;
+const BPF_F_UPROBE_MULTI_RETURN: u32 = 1;
+
+/// Multi links came with 6.6; until 6.10 their process filter let only one thread through
+/// (kernel commit 46ba0e49b642).
+const SINCE: (u32, u32) = (6, 10);
+
+/// Why multi links are not used.
+#[derive(Debug, Error)]
+pub(super) enum MultiError {
+    /// The kernel is older.
+    #[error("kernel {0}.{1} is older than 6.10")]
+    Kernel(u32, u32),
+    /// The object is not what it should be.
+    #[error("prepare {0} for a multi link")]
+    Object(&'static str),
+    /// The kernel refused.
+    #[error("{what}")]
+    Refused {
+        /// What was asked.
+        what: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+/// A program loaded for multi links.
+#[derive(Debug)]
+pub(super) struct MultiProgram {
+    fd: OwnedFd,
+    returns: bool,
+}
+
+/// The start of `bpf_attr` for `BPF_PROG_LOAD`.
+#[repr(C)]
+struct ProgLoad {
+    prog_type: u32,
+    insn_cnt: u32,
+    insns: u64,
+    license: u64,
+    log_level: u32,
+    log_size: u32,
+    log_buf: u64,
+    kern_version: u32,
+    prog_flags: u32,
+    prog_name: [u8; 16],
+    prog_ifindex: u32,
+    expected_attach_type: u32,
+}
+
+/// `bpf_attr` for `BPF_LINK_CREATE`, member `uprobe_multi`.
+#[repr(C)]
+struct LinkCreate {
+    prog_fd: u32,
+    target_fd: u32,
+    attach_type: u32,
+    flags: u32,
+    path: u64,
+    offsets: u64,
+    ref_ctr_offsets: u64,
+    cookies: u64,
+    cnt: u32,
+    multi_flags: u32,
+    pid: u32,
+    padding: u32,
+}
+
+/// Calls `bpf(2)`, which gives a descriptor.
+fn bpf<T>(command: i64, attr: &mut T) -> io::Result<OwnedFd> {
+    // SAFETY: the kernel reads `size_of::<T>()` bytes of `attr` and what it points to, all of which
+    // the caller keeps alive until this returns.
+    let fd = unsafe {
+        libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<T>())
+    };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+}
+
+/// The descriptor behind the kinds of map that the object has.
+fn map_data(map: &Map) -> Option<&MapData> {
+    match map {
+        Map::Array(data)
+        | Map::HashMap(data)
+        | Map::RingBuf(data)
+        | Map::PerfEventArray(data)
+        | Map::PerCpuArray(data) => Some(data),
+        _ => None,
+    }
+}
+
+/// Loads the programs named, as (name, whether it runs at return). `ebpf` must still have all its
+/// maps.
+pub(super) fn load<const N: usize>(
+    ebpf: &Ebpf,
+    bytes: &[u8],
+    names: [(&'static str, bool); N],
+) -> Result<[MultiProgram; N], MultiError> {
+    let (major, minor) = kernel_version();
+    if (major, minor) < SINCE {
+        return Err(MultiError::Kernel(major, minor));
+    }
+    let mut object = Object::parse(bytes).or(Err(MultiError::Object("the eBPF object")))?;
+    let text: HashSet<usize> = object.functions.keys().map(|(section, _)| *section).collect();
+    let maps: Vec<_> = object.maps.drain().collect();
+    let loaded = maps.iter().filter_map(|(name, map)| {
+        let data = map_data(ebpf.map(name)?)?;
+        Some((name.as_str(), data.fd().as_fd().as_raw_fd(), map))
+    });
+    object.relocate_maps(loaded, &text).or(Err(MultiError::Object("the maps")))?;
+    object.relocate_calls(&text).or(Err(MultiError::Object("the calls")))?;
+    let mut programs = Vec::with_capacity(N);
+    for (name, returns) in names {
+        let program = object.programs.get(name).ok_or(MultiError::Object(name))?;
+        let function =
+            object.functions.get(&program.function_key()).ok_or(MultiError::Object(name))?;
+        programs.push(MultiProgram { fd: load_one(name, &function.instructions)?, returns });
+    }
+    programs.try_into().or(Err(MultiError::Object("the programs")))
+}
+
+fn load_one(name: &'static str, instructions: &[bpf_insn]) -> Result<OwnedFd, MultiError> {
+    let mut prog_name = [0; 16];
+    for (to, from) in prog_name.iter_mut().zip(name.bytes().take(15)) {
+        *to = from;
+    }
+    let mut attr = ProgLoad {
+        prog_type: BPF_PROG_TYPE_KPROBE,
+        insn_cnt: instructions.len() as u32,
+        insns: instructions.as_ptr() as u64,
+        license: c"Dual MIT/GPL".as_ptr() as u64,
+        log_level: 0,
+        log_size: 0,
+        log_buf: 0,
+        kern_version: 0,
+        prog_flags: 0,
+        prog_name,
+        prog_ifindex: 0,
+        expected_attach_type: BPF_TRACE_UPROBE_MULTI,
+    };
+    bpf(BPF_PROG_LOAD, &mut attr)
+        .map_err(|source| MultiError::Refused { what: "load a program for multi links", source })
+}
+
+impl MultiProgram {
+    /// Attaches at the file's offsets, each with its cookie; for one process or for all.
+    pub(super) fn attach(
+        &self,
+        file: &Path,
+        offsets: &[u64],
+        cookies: &[u64],
+        pid: Option<u32>,
+    ) -> io::Result<OwnedFd> {
+        debug_assert_eq!(offsets.len(), cookies.len());
+        let path = CString::new(file.as_os_str().as_bytes())?;
+        let mut attr = LinkCreate {
+            prog_fd: self.fd.as_raw_fd() as u32,
+            target_fd: 0,
+            attach_type: BPF_TRACE_UPROBE_MULTI,
+            flags: 0,
+            path: path.as_ptr() as u64,
+            offsets: offsets.as_ptr() as u64,
+            ref_ctr_offsets: 0,
+            cookies: cookies.as_ptr() as u64,
+            cnt: offsets.len().min(cookies.len()) as u32,
+            multi_flags: if self.returns { BPF_F_UPROBE_MULTI_RETURN } else { 0 },
+            pid: pid.unwrap_or(0),
+            padding: 0,
+        };
+        bpf(BPF_LINK_CREATE, &mut attr)
+    }
+}
+
+/// Major and minor version of the running kernel; (0, 0) where it does not tell.
+fn kernel_version() -> (u32, u32) {
+    let uname = rustix::system::uname();
+    let release = uname.release().to_string_lossy().into_owned();
+    debug!(release, "kernel");
+    parse_version(&release).unwrap_or_default()
+}
+
+fn parse_version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_version;
+
+    #[test]
+    fn releases() {
+        assert_eq!(parse_version("6.18.44-fc-v857"), Some((6, 18)));
+        assert_eq!(parse_version("5.15.0-1034-aws"), Some((5, 15)));
+        assert_eq!(parse_version("6.1"), Some((6, 1)));
+        assert_eq!(parse_version("?"), None);
+    }
+}
