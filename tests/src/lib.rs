@@ -1,3 +1,6 @@
 //! Simulated GPU and scenario tests.
 
+pub mod agent;
+pub mod logs;
+pub mod machine;
 pub mod sim;

@@ -456,13 +456,24 @@ impl Books {
         count: i64,
         bytes: Option<i64>,
     ) {
+        let proc_id = tgid.and_then(|tgid| Some(self.lives.current(tgid)?.proc_id));
+        self.lost_of(proc_id, tgid, reason, count, bytes);
+    }
+
+    fn lost_of(
+        &mut self,
+        proc_id: Option<ProcId>,
+        tgid: Option<u32>,
+        reason: &str,
+        count: i64,
+        bytes: Option<i64>,
+    ) {
         let ts_ns = crate::clock::epoch_ns();
         self.closed.lost += count.unsigned_abs();
-        let proc_id = tgid.and_then(|tgid| Some(self.lives.current(tgid)?.proc_id.0));
         self.add(LossRow {
             ts_ns,
             window_start_ns: ts_ns,
-            proc_id,
+            proc_id: proc_id.map(|proc_id| proc_id.0),
             pid: tgid.map(|tgid| tgid as i32),
             reason: reason.to_owned(),
             count,
@@ -482,7 +493,9 @@ impl Books {
         self.closed.lost += rows.iter().map(|row| row.count.unsigned_abs()).sum::<u64>();
         self.rows.extend(rows.into_iter().map(AnyRow::from));
         for loss in self.ledger.take_losses() {
-            self.lost(Some(loss.tgid), loss.reason, loss.count, loss.bytes);
+            // The process may have ended meanwhile: its key is in the loss itself.
+            let (proc_id, tgid) = (Some(loss.proc_id), Some(loss.tgid));
+            self.lost_of(proc_id, tgid, loss.reason, loss.count, loss.bytes);
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use agent_common::{
-    loss::Loss,
+    loss::{LOSSES, Loss},
     tensor::{TensorKey, TensorTotals},
 };
 use ledger::{
@@ -44,6 +44,9 @@ impl Polled {
         let window_start_ns = std::mem::replace(&mut self.last_ns, now_ns);
         let mut rows: Vec<LossRow> = Vec::new();
         let boot_ns = (now_ns - anchor.offset_ns()) as u64;
+        // Before the counts of each process: what is lost meanwhile must not look like nobody's,
+        // or it would be counted a second time once its process's count is read.
+        let totals = self.counters.loss_totals().ok();
         for ProcessLoss { tgid, reason, count } in self.counters.losses() {
             let before = self.losses.insert((tgid, reason.as_str()), count).unwrap_or(0);
             if count > before {
@@ -58,15 +61,21 @@ impl Polled {
                 });
             }
         }
-        rows.extend(self.unattributed(now_ns, window_start_ns));
+        if let Some(totals) = totals {
+            rows.extend(self.unattributed(&totals, now_ns, window_start_ns));
+        }
         rows
     }
 
     /// Losses for whose process the kernel had no room: the totals less what was attributed.
-    fn unattributed(&mut self, now_ns: i64, window_start_ns: i64) -> Vec<LossRow> {
-        let Ok(totals) = self.counters.loss_totals() else { return Vec::new() };
+    fn unattributed(
+        &mut self,
+        totals: &[u64; LOSSES],
+        now_ns: i64,
+        window_start_ns: i64,
+    ) -> Vec<LossRow> {
         let mut rows = Vec::new();
-        for (reason, total) in Loss::ALL.iter().zip(totals) {
+        for (reason, &total) in Loss::ALL.iter().zip(totals) {
             let reason = reason.as_str();
             let attributed: u64 = self
                 .losses

@@ -4,8 +4,9 @@
 //! Two rings are not ordered against each other. A process's first record (`KIND_SEEN`) is written
 //! before its first call, and its last call before its end. So each round takes the calls first and
 //! the life records after them: a beginning in this round's life records goes before this round's
-//! calls; an end goes after the *next* round's calls, since its last calls may have been written
-//! after this round had emptied their ring.
+//! calls; an exit goes after the *next* round's calls, since its last calls may have been written
+//! after this round had emptied their ring. An exec goes with this round: the calls that follow it
+//! may be here already, and time stamps tell those from the old program's.
 
 use std::{
     sync::{
@@ -40,7 +41,7 @@ pub struct Batch {
     pub begins: Vec<RawLife>,
     /// Calls that returned.
     pub calls: Vec<RawCall>,
-    /// Ends of processes (exec, exit): apply after the calls.
+    /// Ends of processes and of programs (exit, exec): hand on after the calls.
     pub ends: Vec<RawLife>,
     /// Records that could not be read: another length or kind than this agent knows.
     pub undecodable: u64,
@@ -57,27 +58,42 @@ impl Batch {
     }
 }
 
-/// Rounds after the stop in which the rings were found empty: one for the last calls, one for the
-/// ends that waited for them, one that finds nothing.
-const LAST_ROUNDS: u32 = 3;
-
-/// Empties the rings until `stop`, then to their end.
+/// Empties the rings until `stop`, and then of all that was written before it, however much waits.
 pub fn run(mut rings: Rings, stop: &Arc<AtomicBool>, out: &SyncSender<Message>) {
     let mut held_ends = Vec::new();
-    let mut rounds_left = LAST_ROUNDS;
-    while rounds_left > 0 {
+    let mut last_rounds = LastRounds::default();
+    loop {
         // Read before the rings, so that nothing written before the stop is left.
-        let stopping = stop.load(Ordering::Acquire);
+        let stopped = stop.load(Ordering::Acquire);
         let (batch, full) = round(&mut rings, &mut held_ends);
-        let idle = batch.is_empty();
+        let (idle, until_ns) = (batch.is_empty(), batch.complete_until_ns);
         if out.send(Message::Batch(batch)).is_err() {
             return;
         }
-        if stopping && !full {
-            rounds_left -= 1;
-        } else if !full {
+        if stopped && last_rounds.are_over(until_ns) {
+            return;
+        }
+        if !full {
             std::thread::sleep(if idle { IDLE } else { BUSY });
         }
+    }
+}
+
+/// The rounds after the stop: until everything from before it is handed over, and as many more as
+/// an end of a process may be held back. On a host that never pauses the rings never are empty, so
+/// the time of what they hold decides.
+#[derive(Debug, Default)]
+struct LastRounds {
+    stopped_ns: Option<u64>,
+    complete: u32,
+}
+
+impl LastRounds {
+    /// Takes in a round after the stop; true if it was the last one.
+    fn are_over(&mut self, complete_until_ns: u64) -> bool {
+        let stopped_ns = *self.stopped_ns.get_or_insert_with(clock::boot_ns);
+        self.complete += u32::from(complete_until_ns >= stopped_ns);
+        self.complete == 2
     }
 }
 
@@ -115,12 +131,28 @@ fn take_begins(ring: &mut RingBuf<MapData>, batch: &mut Batch, held_ends: &mut V
                 Err(_) => batch.undecodable += 1,
             },
             _ => match RawLife::read_from_bytes(&item) {
-                Ok(life) if life.kind == KIND_EXIT || life.kind == KIND_EXEC => {
-                    held_ends.push(life);
-                }
+                Ok(life) if life.kind == KIND_EXEC => batch.ends.push(life),
+                Ok(life) if life.kind == KIND_EXIT => held_ends.push(life),
                 Ok(life) => batch.begins.push(life),
                 Err(_) => batch.undecodable += 1,
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_go_on_until_all_from_before_the_stop_was_handed_over() {
+        let mut rounds = LastRounds::default();
+        let before_ns = clock::boot_ns();
+        for _ in 0..10 {
+            assert!(!rounds.are_over(before_ns - 1_000_000_000), "a full ring is not the end");
+        }
+        let after_ns = clock::boot_ns() + 1;
+        assert!(!rounds.are_over(after_ns), "ends are held back for a round");
+        assert!(rounds.are_over(after_ns));
     }
 }

@@ -71,14 +71,15 @@ impl Order {
     /// Takes an input in. One that took effect before something that has left already is counted
     /// as late and leaves with the next drain: the account copes with it.
     ///
-    /// The end of a process (or of its program, at exec) waits for all that is buffered of the
-    /// process, whatever the time stamps say.
+    /// The end of a process waits for all that is buffered of the process, whatever the time stamps
+    /// say. An exec does not: what is buffered may be the new program's, and no call of the old one
+    /// returns after it.
     pub fn push(&mut self, input: Input) {
         let proc_id = proc_of(&input);
         let mut ns = effect_ns(&input);
         self.late += u64::from(ns < self.drained_ns);
         let held = self.held.entry(proc_id).or_insert(Held { inputs: 0, latest_ns: i64::MIN });
-        if !matches!(input, Input::Call(_)) {
+        if matches!(input, Input::Exit { .. }) {
             ns = ns.max(held.latest_ns);
         }
         held.inputs += 1;
@@ -150,7 +151,7 @@ fn proc_of(input: &Input) -> ProcId {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::account::tests::helpers::{alloc, at, exit, free};
+    use crate::account::tests::helpers::{alloc, at, exec, exit, free};
 
     fn times(inputs: impl Iterator<Item = Input>) -> Vec<i64> {
         inputs.map(|input| effect_ns(&input)).collect()
@@ -201,6 +202,15 @@ mod tests {
         order.push(exit(30));
         let last = order.drain_all().last();
         assert!(matches!(last, Some(Input::Exit { ts_ns: 30, .. })));
+    }
+
+    #[test]
+    fn an_exec_comes_before_the_calls_of_the_new_program() {
+        let mut order = Order::new(16);
+        order.push(at(alloc(1, 1), 10, 20));
+        order.push(at(alloc(2, 1), 40, 50));
+        order.push(exec(30));
+        assert_eq!(times(order.drain_all()), [20, 30, 50]);
     }
 
     #[test]

@@ -84,8 +84,10 @@ impl Process {
     pub(super) fn note(&mut self, call: &Call) {
         self.who.tgid = call.tgid;
         if call.action == Action::Init {
-            let first = self.touched_ns.is_none_or(|ns| call.enter_ns <= ns);
-            self.who.from_start |= call.result == 0 && first;
+            if call.result != 0 {
+                return;
+            }
+            self.who.from_start |= self.touched_ns.is_none_or(|ns| call.enter_ns <= ns);
         }
         let earliest = self.touched_ns.unwrap_or(call.enter_ns).min(call.enter_ns);
         self.touched_ns = Some(earliest);

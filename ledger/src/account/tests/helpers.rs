@@ -56,6 +56,10 @@ pub(crate) fn exit(ts_ns: i64) -> Input {
     Input::Exit { proc_id: PROC, tgid: TGID, ts_ns, exit_code: 0 }
 }
 
+pub(crate) fn exec(ts_ns: i64) -> Input {
+    Input::Exec { proc_id: PROC, tgid: TGID, ts_ns }
+}
+
 fn api_of(action: &Action) -> &'static str {
     match action {
         Action::Alloc { level: Level::Pool, .. } => "cuMemAllocAsync",

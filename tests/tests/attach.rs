@@ -1,0 +1,111 @@
+//! Programs that run before the agent, after it, and that load the driver library late.
+
+use std::{thread, time::Duration};
+
+use agent_tests::{
+    agent::Agent,
+    logs::{blocks, true_blocks},
+    machine,
+    sim::truth,
+};
+use ledger::rows::BreakdownRow;
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn what_a_running_program_held_is_before_attach_and_what_it_allocates_is_seen() {
+    let Some(device) = machine::gpus().unwrap() else { return };
+    let mut hold = device.start("hold", &["4194304", "3"]).unwrap();
+    let before = truth::live(&hold.until_ready().unwrap());
+    let nvml = device.smi().unwrap().process_bytes(0, hold.pid()).unwrap();
+    let recorder = Agent::new(&device).attach(&[hold.pid()]).unwrap();
+    // A reading of NVML comes at once; lists of processes come once a second.
+    thread::sleep(Duration::from_millis(1500));
+    let lines = hold.step("alloc 6291456").unwrap();
+    let new = truth::live(&lines).pop().unwrap();
+    thread::sleep(Duration::from_millis(1500));
+    hold.step("free").unwrap();
+    hold.step("free").unwrap();
+    let recorded = recorder.stop().unwrap();
+
+    let logged = recorded.open().unwrap();
+    let process = logged.process(hold.pid()).unwrap();
+    assert!(!process.from_start && process.attached_ns.is_some());
+    let events = logged.events().unwrap();
+    let said: Vec<_> = events
+        .iter()
+        .map(|e| (&*e.op, e.addr as u64, e.delta_bytes, e.alloc_id == 0))
+        .collect();
+    let unknown = before.last().unwrap().addr;
+    assert_eq!(
+        said,
+        [
+            ("alloc", new.addr, 6_291_456, false),
+            ("free", new.addr, -6_291_456, false),
+            ("free", unknown, 0, true),
+        ]
+    );
+    let rows = logged.rows::<BreakdownRow>().unwrap();
+    let first_ns = rows.iter().map(|row| row.ts_ns).min().unwrap();
+    let at = |ts_ns: i64, category: &str| {
+        let row = rows.iter().find(|row| row.ts_ns == ts_ns && row.category == category);
+        row.map(|row| row.bytes)
+    };
+    assert_eq!(at(first_ns, "before_attach"), Some(nvml as i64));
+    assert_eq!(at(first_ns, "nvml_used"), Some(nvml as i64));
+    assert_eq!(at(first_ns, "unexplained"), Some(0));
+    let seen = rows.iter().filter(|row| row.category == "live_device" && row.bytes > 0);
+    assert!(seen.count() > 0, "no reading fell into the new block's life: {rows:?}");
+    assert_eq!(logged.losses().unwrap(), [].into());
+}
+
+#[test]
+fn a_program_that_starts_during_a_recording_is_seen_from_its_start() {
+    let Some(device) = machine::gpus().unwrap() else { return };
+    let device = device.init_ms(120);
+    let recorder = Agent::new(&device).record().unwrap();
+    let mut hold = device.start("hold", &["4194304", "3"]).unwrap();
+    let live = truth::live(&hold.until_ready().unwrap());
+    let pid = hold.pid();
+    hold.finish().unwrap();
+    let recorded = recorder.stop().unwrap();
+    let logged = recorded.open().unwrap();
+    let process = logged.process(pid).unwrap();
+    assert!(process.from_start);
+    let state = logged.before_exit().unwrap();
+    assert_eq!(blocks(&state, process.proc_id), true_blocks(&live));
+    assert_eq!(logged.losses().unwrap(), [].into());
+}
+
+#[test]
+fn a_library_that_an_attached_program_opens_later_is_probed_in_time() {
+    let Some(device) = machine::gpus().unwrap() else { return };
+    let device = device.init_ms(120);
+    let mut program = device.start("dlopen_late", &[]).unwrap();
+    program.until_ready().unwrap();
+    let recorder = Agent::new(&device).attach(&[program.pid()]).unwrap();
+    let live = truth::live(&program.step("").unwrap());
+    assert_eq!(live[0].size_bytes, 48 * MIB);
+    let recorded = recorder.stop().unwrap();
+    let logged = recorded.open().unwrap();
+    let process = logged.process(program.pid()).unwrap();
+    let state = logged.at_end().unwrap();
+    assert_eq!(blocks(&state, process.proc_id), true_blocks(&live));
+    assert_eq!(logged.losses().unwrap(), [].into());
+}
+
+#[test]
+fn a_library_that_nobody_had_mapped_is_probed_in_time_on_the_whole_host() {
+    let Some(device) = machine::gpus().unwrap() else { return };
+    let device = device.init_ms(120);
+    let mut program = device.start("dlopen_late", &[]).unwrap();
+    program.until_ready().unwrap();
+    let recorder = Agent::new(&device).record().unwrap();
+    let live = truth::live(&program.step("").unwrap());
+    let recorded = recorder.stop().unwrap();
+    let logged = recorded.open().unwrap();
+    let process = logged.process(program.pid()).unwrap();
+    let state = logged.at_end().unwrap();
+    assert_eq!(blocks(&state, process.proc_id), true_blocks(&live));
+    assert_eq!(logged.losses().unwrap(), [].into());
+}

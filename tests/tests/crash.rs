@@ -1,0 +1,218 @@
+//! Agents that are killed, disks that are full, folders that can't be written: the program goes on
+//! and what was written stays readable.
+
+use std::{
+    fs::{self, File},
+    os::unix::fs::{FileExt as _, symlink},
+    path::{Path, PathBuf},
+    process::Command,
+    thread,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use agent::{attach::elf, probes::Library};
+use agent_tests::{
+    agent::{Agent, signal, vramscope},
+    logs::Logged,
+    machine,
+    sim::{SimDevice, truth},
+};
+use rustix::process::Signal;
+
+const SECOND_NS: i64 = 1_000_000_000;
+
+fn now_ns() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as i64
+}
+
+/// Bytes of each probed function: in the file and in the process.
+fn entries(device: &SimDevice, pid: u32) -> Vec<([u8; 16], [u8; 16])> {
+    let library = device.lib_dir().join("libcuda.so.1");
+    let file = File::open(&library).unwrap();
+    let memory = File::open(format!("/proc/{pid}/mem")).unwrap();
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    // start-end perms offset dev inode path
+    let line = maps.lines().find(|line| line.contains("r-xp") && line.contains("libcuda.so.1"));
+    let words: Vec<&str> = line.unwrap().split_whitespace().collect();
+    let start = u64::from_str_radix(words[0].split('-').next().unwrap(), 16).unwrap();
+    let offset = u64::from_str_radix(words[2], 16).unwrap();
+    let sites = elf::sites(file.try_clone().unwrap(), Library::Cuda).unwrap();
+    let read = |file: &File, at: u64| {
+        let mut bytes = [0; 16];
+        file.read_exact_at(&mut bytes, at).unwrap();
+        bytes
+    };
+    let entry = |site: &elf::Site| {
+        (read(&file, site.offset), read(&memory, start + site.offset - offset))
+    };
+    sites.iter().map(entry).collect()
+}
+
+fn patched(device: &SimDevice, pid: u32) -> usize {
+    entries(device, pid).iter().filter(|(file, memory)| file != memory).count()
+}
+
+/// Waits until the condition holds.
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !holds() {
+        assert!(begin.elapsed() < Duration::from_mins(1), "not in a minute: {what}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_killed_agent_leaves_the_program_unharmed_and_its_log_readable() {
+    let Some(device) = machine::gpus().unwrap() else { return };
+    let device = device.set("SIM_FREE_LINGER_US", "100");
+    let recorder = Agent::new(&device).record().unwrap();
+    let log = device.folder().join("log");
+    // Some seconds of calls, for the kill to fall into.
+    let mut program = device.start("burst", &["60000"]).unwrap();
+    thread::sleep(Duration::from_millis(2500));
+    assert!(patched(&device, program.pid()) > 0, "no probe was in place: the test shows nothing");
+    let killed_ns = now_ns();
+    recorder.kill().unwrap();
+    eventually("the probes are gone", || patched(&device, program.pid()) == 0);
+    let lines = program.until_ready().unwrap();
+    assert_eq!(truth::made(&lines).unwrap().frees, 60000);
+    program.go("").unwrap();
+    let (pid, (_, status)) = (program.pid(), program.finish().unwrap());
+    assert!(status.success());
+
+    let count = |logged: &Logged| logged.rows::<ledger::rows::EventRow>().unwrap().len();
+    let crashed = Logged::open(&log).unwrap();
+    let mut last_ns = 0;
+    crashed.each_event(|event| last_ns = last_ns.max(event.ts_ns)).unwrap();
+    let unread = killed_ns - last_ns;
+    assert!(unread < SECOND_NS, "the last {unread} ns before the kill are not in the log");
+    let events = count(&crashed);
+    assert!(events > 1000, "{events}");
+    let report = agent_tests::agent::report(&log).unwrap();
+    assert!(report.contains(&format!("{pid}")), "{report}");
+
+    let recovered = vramscope(&["recover".as_ref(), log.as_ref()]).unwrap();
+    let said = String::from_utf8_lossy(&recovered.stdout).into_owned();
+    assert!(recovered.status.success() && said.contains("sealed "), "{said}");
+    let sealed = Logged::open(&log).unwrap();
+    assert_eq!(count(&sealed), events);
+    assert_eq!(sealed.defects().unwrap(), Vec::<String>::new());
+    let again = vramscope(&["recover".as_ref(), log.as_ref()]).unwrap();
+    assert!(String::from_utf8_lossy(&again.stdout).contains("nothing to recover"));
+}
+
+#[test]
+fn a_program_of_run_goes_on_when_the_agent_is_killed() {
+    let Some(device) = machine::gpus().unwrap() else { return };
+    let device = device.set("SIM_FREE_LINGER_US", "100");
+    let mut program = Agent::new(&device).start("burst", &["30000"]).unwrap();
+    thread::sleep(Duration::from_millis(2000));
+    signal(program.agent_pid(), Signal::KILL).unwrap();
+    let lines = program.until_ready().unwrap();
+    assert_eq!(truth::made(&lines).unwrap().frees, 30000);
+}
+
+/// A small file system of its own; gone when dropped.
+struct Disk(PathBuf);
+
+impl Disk {
+    fn new(device: &SimDevice, options: &str) -> Self {
+        let folder = device.folder().join("disk");
+        fs::create_dir(&folder).unwrap();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", options, "vramscope-test"]).arg(&folder);
+        assert!(mount.status().unwrap().success());
+        Self(folder)
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        Command::new("umount").arg("-l").arg(&self.0).status().ok();
+    }
+}
+
+#[test]
+fn a_full_disk_costs_rows_and_says_so_and_harms_nobody() {
+    let Some(device) = machine::gpus().unwrap() else { return };
+    let disk = Disk::new(&device, "size=6m");
+    let log = disk.0.join("log");
+    let agent = Agent::new(&device).log(&log);
+    let mut program = agent.start("threads", &["8", "4000"]).unwrap();
+    let lines = program.until_ready().unwrap();
+    assert_eq!(truth::made(&lines).unwrap().allocs, 32000);
+    // The rest of the disk is somebody else's.
+    let filler = File::create(disk.0.join("filler")).unwrap();
+    let mut at = 0;
+    while filler.write_all_at(&[1; 4096], at).is_ok() {
+        at += 4096;
+    }
+    thread::sleep(Duration::from_millis(500));
+    let recorded = program.finish().unwrap();
+    assert_eq!(recorded.status.code(), Some(0), "the program's own code: {}", recorded.said);
+    let told = recorded.said.contains("No space left on device");
+    assert!(told, "not a word of the full disk: {}", recorded.said);
+
+    // What is there can be read, without a damaged file.
+    let logged = Logged::open(&log).unwrap();
+    assert!(logged.rows::<ledger::rows::EventRow>().is_ok());
+    assert!(recorded.report().is_ok());
+}
+
+#[test]
+fn a_folder_that_vanishes_is_told_of_and_the_program_goes_on() {
+    let Some(device) = machine::gpus().unwrap() else { return };
+    let agent = Agent::new(&device);
+    let mut program = agent.start("hold", &["1048576", "2"]).unwrap();
+    program.until_ready().unwrap();
+    fs::remove_dir_all(program.log()).unwrap();
+    for _ in 0..5 {
+        program.step("alloc 2097152").unwrap();
+        thread::sleep(Duration::from_millis(200));
+    }
+    let recorded = program.finish().unwrap();
+    assert_eq!(recorded.status.code(), Some(0), "{}", recorded.said);
+    let log = recorded.log.display().to_string();
+    let told = recorded.said.lines().any(|line| {
+        line.contains(&log) && (line.contains("No such file") || line.contains("removed"))
+    });
+    assert!(told, "not a word of the lost folder: {}", recorded.said);
+}
+
+/// `run` with this log ends with an error that has the words, and starts no program.
+fn refused(device: &SimDevice, log: &Path, words: &[&str]) {
+    let mark = device.folder().join("started");
+    let mut command = Agent::new(device).log(log).command("run");
+    let output = command.arg("--").arg("touch").arg(&mark).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(!mark.exists(), "the program was started although the log can't be");
+    for words in words {
+        assert!(said.contains(words), "no {words:?} in: {said}");
+    }
+}
+
+#[test]
+fn a_folder_that_is_no_place_for_a_log_is_refused_before_the_program_starts() {
+    let Some(device) = machine::gpus().unwrap() else { return };
+    let (real, link) = (device.folder().join("real"), device.folder().join("link"));
+    fs::create_dir(&real).unwrap();
+    symlink(&real, &link).unwrap();
+    refused(&device, &link, &["symbolic link", &link.display().to_string()]);
+
+    let file = device.folder().join("file");
+    fs::write(&file, "x").unwrap();
+    refused(&device, &file, &["not a directory", &file.display().to_string()]);
+
+    let disk = Disk::new(&device, "size=1m,ro");
+    let log = disk.0.join("log");
+    refused(&device, &log, &["Read-only file system", &log.display().to_string()]);
+}
+
+#[test]
+fn a_disk_that_is_full_from_the_start_is_refused() {
+    let Some(device) = machine::gpus().unwrap() else { return };
+    let disk = Disk::new(&device, "size=8k");
+    fs::write(disk.0.join("filler"), [1; 4096]).ok();
+    refused(&device, &disk.0.join("log"), &["No space left on device"]);
+}

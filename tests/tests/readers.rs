@@ -1,0 +1,106 @@
+//! The same answer in SQL: the query of the README, over the log of the demonstration's job.
+
+use std::{
+    collections::BTreeMap,
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use agent_tests::{
+    agent::{Agent, vramscope},
+    machine::{self, Obstacle},
+};
+
+fn root() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+}
+
+/// A Python that has DuckDB: the one of the readers' checks, the system's, or one made here.
+fn python() -> Result<PathBuf, Obstacle> {
+    let has_duckdb = |python: &Path| {
+        let import = Command::new(python).args(["-c", "import duckdb"]).output();
+        import.is_ok_and(|output| output.status.success())
+    };
+    let target = env::current_exe().unwrap().ancestors().nth(3).unwrap().to_owned();
+    let own = target.join("venv-scenarios/bin/python");
+    let known = [target.join("venv/bin/python"), own.clone(), "python3".into()];
+    if let Some(python) = known.into_iter().find(|python| has_duckdb(python)) {
+        return Ok(python);
+    }
+    let pins = fs::read_to_string(root().join("tests/requirements.txt")).unwrap();
+    let pin = pins.lines().find(|line| line.starts_with("duckdb==")).unwrap();
+    let succeeds = |command: &mut Command| command.output().is_ok_and(|o| o.status.success());
+    let folder = target.join("venv-scenarios");
+    let made = succeeds(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&folder))
+        && succeeds(Command::new(&own).args(["-m", "pip", "install", "--quiet", pin]));
+    if made { Ok(own) } else { Err(Obstacle::avoidable(format!("no Python with {pin}"))) }
+}
+
+/// The block of the README that begins with "```sql duckdb-demo".
+fn query() -> String {
+    let readme = fs::read_to_string(root().join("README.md")).expect("there is a README.md");
+    let (_, rest) = readme.split_once("```sql duckdb-demo\n").expect("the README has the query");
+    rest.split_once("```").unwrap().0.to_owned()
+}
+
+const RUN: &str = r"
+import duckdb, json, sys
+log, views, query = sys.argv[1:]
+connection = duckdb.connect()
+connection.execute('SET VARIABLE vramscope_log = ' + repr(log))
+connection.execute(open(views).read())
+result = connection.execute(query)
+names = [column[0] for column in result.description]
+print(json.dumps([dict(zip(names, map(str, row))) for row in result.fetchall()]))
+";
+
+/// Bytes that were never freed, by level, as the query gives them.
+fn by_query(python: &Path, log: &Path) -> BTreeMap<String, i64> {
+    let views = root().join("docs/views.sql");
+    let output = Command::new(python)
+        .args(["-c", RUN])
+        .args([log, &views])
+        .arg(query())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let rows: Vec<BTreeMap<String, String>> = serde_json::from_slice(&output.stdout).unwrap();
+    let mut levels = BTreeMap::new();
+    for row in rows {
+        let bytes: i64 = row["never_freed_bytes"].parse().unwrap();
+        *levels.entry(row["level"].clone()).or_default() += bytes;
+    }
+    levels
+}
+
+/// The same from the report's JSON.
+fn by_report(log: &Path) -> BTreeMap<String, i64> {
+    let output = vramscope(&["report".as_ref(), "--json".as_ref(), log.as_os_str()]).unwrap();
+    let model: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let mut levels = BTreeMap::new();
+    for process in model["processes"].as_array().unwrap() {
+        for share in process["shares"].as_array().unwrap() {
+            for total in share["never_freed_totals"].as_array().unwrap() {
+                let level = total["level"].as_str().unwrap().to_owned();
+                *levels.entry(level).or_default() += total["bytes"].as_i64().unwrap();
+            }
+        }
+    }
+    levels
+}
+
+#[test]
+fn the_readmes_query_and_the_report_agree_to_the_byte() {
+    let Some(device) = machine::gpus().unwrap() else { return };
+    let python = match python() {
+        Ok(python) => python,
+        Err(obstacle) => return machine::skip(&obstacle),
+    };
+    let device = device.gpus(4);
+    let recorded = Agent::new(&device).run("leak_job.py", &["--seconds", "3"]).unwrap();
+    assert!(recorded.status.success(), "{}", recorded.said);
+    let (sql, report) = (by_query(&python, &recorded.log), by_report(&recorded.log));
+    assert!(sql["device"] > 0);
+    assert_eq!(sql, report);
+}

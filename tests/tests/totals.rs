@@ -1,0 +1,158 @@
+//! Totals: PyTorch's own, and the sum that NVML's figure is broken down into.
+
+use std::{thread, time::Duration};
+
+use agent_tests::{agent::Agent, logs::blocks, machine, sim::truth};
+use ledger::{
+    account::state::State,
+    call::Level,
+    rows::{BreakdownRow, ProcessSampleRow, SiteUsageRow},
+};
+
+const MIB: i64 = 1 << 20;
+
+/// (allocated, reserved, peak) of a `TORCH` line.
+fn torch(lines: &[String]) -> (i64, i64, i64) {
+    let line = lines.iter().rev().find(|line| line.starts_with("TORCH ")).unwrap();
+    let field = |name: &str| truth::field(line, name).unwrap();
+    (field("allocated"), field("reserved"), field("peak"))
+}
+
+#[test]
+fn pytorchs_totals_and_peaks_are_the_programs_own() {
+    let Some(device) = machine::gpus().unwrap() else { return };
+    let mut program = Agent::new(&device).start("torch_like", &["12", "1"]).unwrap();
+    let trained = program.until_ready().unwrap();
+    // Totals are looked at four times a second.
+    thread::sleep(Duration::from_millis(700));
+    let refused = program.step("").unwrap();
+    let recorded = program.finish().unwrap();
+    let logged = recorded.open().unwrap();
+    let pid = recorded.pid().unwrap();
+    let process = logged.process(pid).unwrap();
+    assert_eq!(process.detail, "totals");
+
+    let samples: Vec<_> = logged
+        .rows::<ProcessSampleRow>()
+        .unwrap()
+        .into_iter()
+        .filter(|row| row.proc_id == process.proc_id && row.torch_allocated_bytes.is_some())
+        .collect();
+    let said: Vec<_> = samples
+        .iter()
+        .map(|row| {
+            let peak = row.torch_peak_allocated_bytes.unwrap();
+            (row.torch_allocated_bytes.unwrap(), row.torch_reserved_bytes.unwrap(), peak)
+        })
+        .collect();
+    assert!(said.contains(&torch(&trained)), "{said:?} lacks {:?}", torch(&trained));
+    assert_eq!(samples.last().unwrap().nvml_index, Some(1));
+    // The program reports no tensor after the refusal: its last report is the one before.
+    assert_eq!(said.last().unwrap().0, torch(&refused).0);
+    assert_eq!(said.last().unwrap().2, torch(&refused).2);
+    let reserved = samples.iter().map(|row| row.torch_peak_reserved_bytes.unwrap()).max().unwrap();
+    assert_eq!(reserved, said.iter().map(|row| row.1).max().unwrap());
+
+    let usage: Vec<_> = logged.rows::<SiteUsageRow>().unwrap();
+    let last = usage.iter().rfind(|row| row.proc_id == process.proc_id).unwrap();
+    let made = truth::made(&trained).unwrap();
+    assert_eq!((last.allocs as u64, last.frees as u64), (made.allocs, made.frees));
+    assert_eq!(last.live_bytes, torch(&trained).0);
+    assert_eq!(last.live_count, Some((made.allocs - made.frees) as i64));
+    assert_eq!((last.level.as_str(), last.stack_id, last.cuda_ordinal), ("tensor", 0, Some(1)));
+    assert_eq!(logged.losses().unwrap(), [].into());
+}
+
+#[test]
+fn live_segments_are_what_pytorch_has_reserved() {
+    let Some(device) = machine::gpus().unwrap() else { return };
+    let mut program = Agent::new(&device).start("torch_like", &["12"]).unwrap();
+    let trained = program.until_ready().unwrap();
+    let refused = program.step("").unwrap();
+    let recorded = program.finish().unwrap();
+    let logged = recorded.open().unwrap();
+    let process = logged.process(recorded.pid().unwrap()).unwrap();
+    let device_bytes = |state: &State| {
+        let live = blocks(state, process.proc_id);
+        live.iter().filter(|block| block.0 == "device").map(|block| block.2 as i64).sum::<i64>()
+    };
+    let mut state = State::new();
+    for event in logged.events().unwrap().iter().take_while(|event| event.op != "fail") {
+        state.apply(event);
+    }
+    assert_eq!(device_bytes(&state), torch(&trained).1);
+    assert_eq!(device_bytes(&logged.before_exit().unwrap()), torch(&refused).1);
+}
+
+#[test]
+fn without_detail_no_tensor_is_recorded() {
+    let Some(device) = machine::gpus().unwrap() else { return };
+    let agent = Agent::new(&device).options(&["--detail", "off"]);
+    let recorded = agent.run("torch_like", &["3"]).unwrap();
+    let logged = recorded.open().unwrap();
+    assert_eq!(logged.rows::<SiteUsageRow>().unwrap(), []);
+    assert_eq!(logged.process(recorded.pid().unwrap()).unwrap().detail, "off");
+    assert!(!logged.events().unwrap().is_empty());
+}
+
+#[test]
+fn the_parts_of_the_breakdown_add_up_to_what_nvml_charges() {
+    let Some(device) = machine::gpus().unwrap() else { return };
+    let device = device.context_mib(300);
+    // 3 MiB blocks take whole pages of 2 MiB: what is charged is more than what was asked for.
+    let mut program = Agent::new(&device).start("hold", &["3145728", "10", "1"]).unwrap();
+    let lines = program.until_ready().unwrap();
+    let pid = program.pid().unwrap();
+    let charged = device.smi().unwrap().process_bytes(1, pid).unwrap() as i64;
+    thread::sleep(Duration::from_millis(2500));
+    let recorded = program.finish().unwrap();
+    let logged = recorded.open().unwrap();
+    let process = logged.process(pid).unwrap();
+    let rows = logged.rows::<BreakdownRow>().unwrap();
+    let last_ns = rows.iter().map(|row| row.ts_ns).max().unwrap();
+    let at = |category: &str| {
+        let found = rows.iter().find(|row| row.ts_ns == last_ns && row.category == category);
+        found.map_or(0, |row| row.bytes)
+    };
+    let held: i64 = truth::live(&lines).iter().map(|block| block.size_bytes as i64).sum();
+    assert_eq!(held, 30 * MIB);
+    assert_eq!(at("nvml_used"), charged);
+    assert_eq!(at("live_device"), held);
+    assert_eq!(at("before_attach"), 0);
+    assert_eq!(at("live_device") + at("live_pool") + at("unexplained"), charged);
+    // The context, and the rounding of each block.
+    assert_eq!(at("unexplained"), 310 * MIB);
+    assert!(rows.iter().all(|row| row.proc_id == process.proc_id));
+    let uuid = &device.smi().unwrap().gpus[1].uuid;
+    assert!(rows.iter().all(|row| &row.gpu_uuid == uuid), "{rows:?}");
+
+    let state = logged.before_exit().unwrap();
+    let state = state.process(process.proc_id).unwrap();
+    assert_eq!(state.live_bytes(Level::Device), held);
+    assert_eq!(state.devices()[0].nvml_index, Some(1));
+}
+
+#[test]
+fn the_process_says_which_device_is_which() {
+    let Some(device) = machine::gpus().unwrap() else { return };
+    let device = device.gpus(4).set("SIM_CUDA_ORDER", "reverse");
+    let uuids: Vec<_> =
+        device.smi().unwrap().gpus.into_iter().map(|gpu| gpu.uuid).collect::<Vec<_>>();
+    // Ordinal 1 of the GPUs 2 and 0.
+    let visible = format!("{},{}", uuids[2], uuids[0]);
+    let agent = Agent::new(&device).env("CUDA_VISIBLE_DEVICES", &visible);
+    let mut program = agent.start("hold", &["4194304", "1", "1"]).unwrap();
+    program.until_ready().unwrap();
+    let pid = program.pid().unwrap();
+    let smi = device.smi().unwrap();
+    let charged: Vec<_> = (0..4).filter(|gpu| smi.process_bytes(*gpu, pid).is_some()).collect();
+    assert_eq!(charged, [0]);
+    let recorded = program.finish().unwrap();
+    let logged = recorded.open().unwrap();
+    let events = logged.events().unwrap();
+    let alloc = events.iter().find(|event| event.op == "alloc").unwrap();
+    assert_eq!((alloc.nvml_index, alloc.cuda_ordinal), (Some(0), Some(1)));
+    assert_eq!(alloc.gpu_uuid.as_deref(), Some(&*uuids[0]));
+    let process = logged.process(pid).unwrap();
+    assert_eq!(process.cuda_visible_devices.as_deref(), Some(&*visible));
+}
