@@ -36,7 +36,10 @@ fn every_verb_in_the_readme_exists() {
         .split("vramscope ")
         .skip(1)
         .filter_map(|rest| rest.split(|c: char| !c.is_ascii_lowercase()).next())
-        .filter(|verb| ["doctor", "run", "attach", "record", "report", "completions", "man", "schema"].contains(verb))
+        .filter(|verb| {
+            ["doctor", "run", "attach", "record", "report", "completions", "man", "schema"]
+                .contains(verb)
+        })
         .collect();
     assert!(verbs.len() >= 8, "{verbs:?}");
     for verb in verbs {

@@ -58,12 +58,8 @@ print(json.dumps([dict(zip(names, map(str, row))) for row in result.fetchall()])
 /// Bytes that were never freed, by level, as the query gives them.
 fn by_query(python: &Path, log: &Path) -> BTreeMap<String, i64> {
     let views = root().join("docs/views.sql");
-    let output = Command::new(python)
-        .args(["-c", RUN])
-        .args([log, &views])
-        .arg(query())
-        .output()
-        .unwrap();
+    let output =
+        Command::new(python).args(["-c", RUN]).args([log, &views]).arg(query()).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let rows: Vec<BTreeMap<String, String>> = serde_json::from_slice(&output.stdout).unwrap();
     let mut levels = BTreeMap::new();

@@ -208,8 +208,7 @@ impl Attacher {
     }
 
     fn library(&self, file_name: &str) -> Option<Library> {
-        Library::of_file_name(file_name)
-            .filter(|library| self.tensors || *library != Library::C10)
+        Library::of_file_name(file_name).filter(|library| self.tensors || *library != Library::C10)
     }
 
     fn look_at(&mut self, tgid: u32) {
