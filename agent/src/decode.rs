@@ -234,22 +234,16 @@ mod tests {
         let call = raw("cuMemCreate", [0x11, 1 << 21, 0, 0, 0, 0], [1, device_3], 0);
         assert_eq!(
             decoded(&call),
-            Action::VmmCreate {
-                handle: 0x11,
-                size_bytes: 1 << 21,
-                location: Location::Device(3)
-            }
+            Action::VmmCreate { handle: 0x11, size_bytes: 1 << 21, location: Location::Device(3) }
         );
         let host = raw("cuMemCreate", [0x11, 1 << 21, 0, 0, 0, 0], [1, 2], 0);
-        assert!(matches!(
-            decoded(&host),
-            Action::VmmCreate { location: Location::Host, .. }
-        ));
+        assert!(matches!(decoded(&host), Action::VmmCreate { location: Location::Host, .. }));
     }
 
     #[test]
     fn a_device_number_has_32_bits() {
-        let call = raw("cuDevicePrimaryCtxRetain", [9, 0xffff_ffff_0000_0001, 0, 0, 0, 0], [0; 2], 0);
+        let call =
+            raw("cuDevicePrimaryCtxRetain", [9, 0xffff_ffff_0000_0001, 0, 0, 0, 0], [0; 2], 0);
         assert_eq!(decoded(&call), Action::PrimaryRetain { ctx: 9, ordinal: 1 });
     }
 

@@ -46,10 +46,8 @@ fn what_a_running_program_held_is_before_attach_and_what_it_allocates_is_seen() 
     let process = logged.process(hold.pid()).unwrap();
     assert!(!process.from_start && process.attached_ns.is_some());
     let events = logged.events().unwrap();
-    let said: Vec<_> = events
-        .iter()
-        .map(|e| (&*e.op, e.addr as u64, e.delta_bytes, e.alloc_id == 0))
-        .collect();
+    let said: Vec<_> =
+        events.iter().map(|e| (&*e.op, e.addr as u64, e.delta_bytes, e.alloc_id == 0)).collect();
     let unknown = before.last().unwrap().addr;
     assert_eq!(
         said,

@@ -189,9 +189,21 @@ fn all_text(logged: &Logged, folder: &Path) -> String {
         )*};
     }
     add!(
-        EventRow, SiteUsageRow, BreakdownRow, LiveRow, DeviceSampleRow, ProcessSampleRow,
-        HostSampleRow, ProcessRow, ProcessLibRow, DeviceRow, StackRow, FrameRow, OomRow,
-        AnnotationRow, LossRow
+        EventRow,
+        SiteUsageRow,
+        BreakdownRow,
+        LiveRow,
+        DeviceSampleRow,
+        ProcessSampleRow,
+        HostSampleRow,
+        ProcessRow,
+        ProcessLibRow,
+        DeviceRow,
+        StackRow,
+        FrameRow,
+        OomRow,
+        AnnotationRow,
+        LossRow
     );
     assert_eq!(tables, TABLES.len(), "a table is not looked through");
     for entry in fs::read_dir(folder).unwrap() {

@@ -84,9 +84,11 @@ fn memory_that_two_processes_share_is_counted_once_and_closes_exactly() {
         let mine: Vec<_> = shared.iter().filter(|block| block.pid == pid).cloned().collect();
         assert_eq!(blocks(&state, process.proc_id), true_blocks(&mine));
 
-        let line = recorded.lines.iter().rev().find(|line| {
-            line.starts_with("REFS ") && truth::field(line, "pid") == Some(pid)
-        });
+        let line = recorded
+            .lines
+            .iter()
+            .rev()
+            .find(|line| line.starts_with("REFS ") && truth::field(line, "pid") == Some(pid));
         let counted = |name: &str| truth::field::<usize>(line.unwrap(), name).unwrap();
         let rows = |api: &str| own.iter().filter(|event| event.api == api).count();
         assert_eq!(rows("cuMemCreate"), counted("created"));

@@ -42,9 +42,8 @@ fn entries(device: &SimDevice, pid: u32) -> Vec<([u8; 16], [u8; 16])> {
         file.read_exact_at(&mut bytes, at).unwrap();
         bytes
     };
-    let entry = |site: &Site| {
-        (read(&file, site.offset), read(&memory, start + site.offset - offset))
-    };
+    let entry =
+        |site: &Site| (read(&file, site.offset), read(&memory, start + site.offset - offset));
     sites.iter().map(entry).collect()
 }
 

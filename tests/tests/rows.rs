@@ -51,10 +51,9 @@ fn expected(call: &Call, imported: u64) -> Vec<Said> {
     let size = (call.size_bytes > 0).then_some(call.size_bytes);
     match (call.api.as_str(), call.op.as_str()) {
         // The map was the last thing that kept the memory.
-        ("cuMemUnmap", _) => vec![
-            said("unmap", "virtual", size, 0),
-            said("free", "device", size, -call.size_bytes),
-        ],
+        ("cuMemUnmap", _) => {
+            vec![said("unmap", "virtual", size, 0), said("free", "device", size, -call.size_bytes)]
+        }
         ("cuMemRetainAllocationHandle", _) => {
             vec![said("retain", "virtual", Some(4 * MIB), 0)]
         }

@@ -13,7 +13,8 @@ use std::{
     time::Instant,
 };
 
-const JOB: [&str; 2] = ["python3", "tests/programs/leak_job.py"];
+/// Long enough for the report to tell growth from a beginning.
+const JOB: [&str; 4] = ["python3", "tests/programs/leak_job.py", "--seconds", "16"];
 const PACKAGED_LOG: &str = "tests/data/demo-log";
 /// `vramscope doctor` exits with this where the kernel or the user's rights forbid probes.
 const NOT_PERMITTED: i32 = 3;

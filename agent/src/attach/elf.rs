@@ -44,8 +44,7 @@ pub fn sites(file: File, library: Library) -> Result<Vec<Site>, ElfError> {
 /// A symbol's address is not its place in the file: patched libraries differ.
 fn file_offset(segments: &[(u64, u64, u64)], address: u64) -> Option<u64> {
     segments.iter().find_map(|(start, size, offset)| {
-        (address >= *start && address < start.checked_add(*size)?)
-            .then(|| address - start + offset)
+        (address >= *start && address < start.checked_add(*size)?).then(|| address - start + offset)
     })
 }
 

@@ -3,11 +3,7 @@
 
 use std::{io, path::PathBuf};
 
-use perf_event::{
-    Builder, Counter, Sampler,
-    data::Record,
-    events::Software,
-};
+use perf_event::{Builder, Counter, Sampler, data::Record, events::Software};
 
 /// A file was mapped executable.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,14 +42,10 @@ impl MappingEvents {
         for sampler in &mut self.samplers {
             while let Some(record) = sampler.next_record() {
                 match record.parse_record() {
-                    Ok(Record::Mmap2(map)) => mappings.push(NewMapping {
-                        tgid: map.pid,
-                        path: PathBuf::from(map.filename_os()),
-                    }),
-                    Ok(Record::Mmap(map)) => mappings.push(NewMapping {
-                        tgid: map.pid,
-                        path: PathBuf::from(map.filename_os()),
-                    }),
+                    Ok(Record::Mmap2(map)) => mappings
+                        .push(NewMapping { tgid: map.pid, path: PathBuf::from(map.filename_os()) }),
+                    Ok(Record::Mmap(map)) => mappings
+                        .push(NewMapping { tgid: map.pid, path: PathBuf::from(map.filename_os()) }),
                     Ok(Record::Lost(record)) => lost += record.lost,
                     _ => {}
                 }

@@ -197,6 +197,9 @@ impl Attacher {
 
     /// Probes a library that nobody maps yet, before its first call can be missed.
     pub fn prepare(&mut self, path: &Path, tgid: Option<NonZeroU32>) {
+        // As /proc/PID/maps will show it, links followed.
+        let Ok(path) = path.canonicalize() else { return };
+        let path = path.as_path();
         let Some(id) = candidates::file_id(path) else { return };
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let Some(library) = self.library(name) else { return };
@@ -205,8 +208,7 @@ impl Attacher {
     }
 
     fn library(&self, file_name: &str) -> Option<Library> {
-        Library::of_file_name(file_name)
-            .filter(|library| self.tensors || *library != Library::C10)
+        Library::of_file_name(file_name).filter(|library| self.tensors || *library != Library::C10)
     }
 
     fn look_at(&mut self, tgid: u32) {

@@ -65,7 +65,6 @@ fn become_user(args: &Gate) -> anyhow::Result<()> {
 }
 
 fn not_started(program: &OsString, error: &io::Error) -> anyhow::Error {
-    let code =
-        if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE };
+    let code = if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE };
     Exit { code, text: format!("start {}: {error}", program.display()) }.into()
 }

@@ -1,6 +1,6 @@
 //! `vramscope recover`: seals what a killed recorder left in its journal.
 
-use std::{fmt::Write as _, process::ExitCode};
+use std::{collections::BTreeMap, fmt::Write as _, path::Path, process::ExitCode};
 
 use anyhow::Context as _;
 use ledger::log::{Recovered, recover};
@@ -17,15 +17,23 @@ pub(super) fn run(args: &Recover) -> anyhow::Result<ExitCode> {
     Ok(if complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What was sealed and what was not, a line each.
+/// What was sealed, a line each, and what was not, a line for each reason.
 fn told(recovered: &Recovered) -> String {
     let mut text = String::new();
     let mut say = |line: String| writeln!(text, "{line}").unwrap_or_default();
     for path in &recovered.sealed {
         say(format!("sealed {}", path.display()));
     }
+    let mut left: BTreeMap<&str, Vec<&Path>> = BTreeMap::new();
     for (path, why) in &recovered.skipped {
-        say(format!("left {}: {why}", path.display()));
+        left.entry(why).or_default().push(path);
+    }
+    for (why, paths) in left {
+        let more = match paths.len() - 1 {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        say(format!("left {}{more}: {why}", paths[0].display()));
     }
     if recovered.sealed.is_empty() && recovered.skipped.is_empty() {
         say("nothing to recover: everything is sealed".to_owned());
@@ -43,11 +51,17 @@ mod tests {
         assert_eq!(nothing, "nothing to recover: everything is sealed\n");
         let recovered = Recovered {
             sealed: vec!["events/a.parquet".into()],
-            skipped: vec![("journal/b.arrows".into(), "its run is still going on".to_owned())],
+            skipped: vec![
+                ("journal/b.arrows".into(), "its run is still going on".to_owned()),
+                ("journal/c.arrows".into(), "its run is still going on".to_owned()),
+                ("journal/d.txt".into(), "not a journal of vramscope".to_owned()),
+            ],
         };
         assert_eq!(
             told(&recovered),
-            "sealed events/a.parquet\nleft journal/b.arrows: its run is still going on\n"
+            "sealed events/a.parquet\n\
+             left journal/b.arrows and 1 more: its run is still going on\n\
+             left journal/d.txt: not a journal of vramscope\n"
         );
     }
 }

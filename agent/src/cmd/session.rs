@@ -141,10 +141,8 @@ pub(super) fn finish(session: &mut Session, folder: &Path) -> anyhow::Result<Exi
         folder.display(),
     ));
     if summary.processes == 0 {
-        say(
-            "no process called CUDA's driver library while recording. Was it the right process? \
-             `vramscope doctor` lists the libcuda copies of this host.",
-        );
+        say("no process called CUDA's driver library while recording. Was it the right process? \
+             `vramscope doctor` lists the libcuda copies of this host.");
         return Ok(ExitCode::from(EXIT_NOTHING_TRACED));
     }
     say(&format!("next: vramscope report {}", folder.display()));

@@ -60,9 +60,7 @@ pub(super) fn completions(args: &Completions) -> anyhow::Result<ExitCode> {
 /// `vramscope man`.
 pub(super) fn man() -> anyhow::Result<ExitCode> {
     let mut text = Vec::new();
-    clap_mangen::Man::new(Cli::command())
-        .render(&mut text)
-        .context("render the manual page")?;
+    clap_mangen::Man::new(Cli::command()).render(&mut text).context("render the manual page")?;
     print(&String::from_utf8_lossy(&text))?;
     Ok(ExitCode::SUCCESS)
 }

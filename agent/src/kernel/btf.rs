@@ -12,7 +12,9 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum BtfError {
     /// The file is not readable.
-    #[error("read the kernel's type information {path} (needs a kernel with CONFIG_DEBUG_INFO_BTF)")]
+    #[error(
+        "read the kernel's type information {path} (needs a kernel with CONFIG_DEBUG_INFO_BTF)"
+    )]
     Read {
         /// Which file.
         path: String,
@@ -148,11 +150,11 @@ fn walk(bytes: &[u8], first: usize, end: usize) -> Result<Vec<Type>, BtfError> {
 /// Bytes after a type's three words, by kind.
 fn trailing_bytes(kind: u32, count: usize) -> Option<usize> {
     Some(match kind {
-        2 | 7..=12 | 16 | 18 => 0,    // pointer, forward, typedef, qualifiers, func, float, type tag
-        1 | 14 | 17 => 4,             // int, variable, declaration tag
-        3 => 12,                      // array
+        2 | 7..=12 | 16 | 18 => 0, // pointer, forward, typedef, qualifiers, func, float, type tag
+        1 | 14 | 17 => 4,          // int, variable, declaration tag
+        3 => 12,                   // array
         KIND_STRUCT | KIND_UNION | 15 | 19 => 12 * count, // members, sections, 64-bit enumerators
-        6 | 13 => 8 * count,          // enumerators, parameters
+        6 | 13 => 8 * count,       // enumerators, parameters
         _ => return None,
     })
 }

@@ -43,7 +43,9 @@ pub enum KernelError {
     #[error(transparent)]
     Btf(#[from] btf::BtfError),
     /// The kernel refused the object.
-    #[error("load the eBPF programs (needs root, or CAP_BPF and CAP_PERFMON; see `vramscope doctor`)")]
+    #[error(
+        "load the eBPF programs (needs root, or CAP_BPF and CAP_PERFMON; see `vramscope doctor`)"
+    )]
     Load(#[source] Box<aya::EbpfError>),
     /// A part that the object must have.
     #[error("the eBPF object has no usable {0}")]
@@ -128,9 +130,7 @@ fn map_error(map: &'static str) -> impl Fn(aya::maps::MapError) -> KernelError {
     move |source| KernelError::Map { map, source }
 }
 
-fn program_error(
-    program: &'static str,
-) -> impl Fn(aya::programs::ProgramError) -> KernelError {
+fn program_error(program: &'static str) -> impl Fn(aya::programs::ProgramError) -> KernelError {
     move |source| KernelError::Program { program, source: Box::new(source) }
 }
 
@@ -206,7 +206,9 @@ impl Kernel {
         sites: &[Site],
         scope: Scope,
     ) -> Result<Links, KernelError> {
-        if self.multi.is_some() { self.attach_multi(file, sites, scope) } else {
+        if self.multi.is_some() {
+            self.attach_multi(file, sites, scope)
+        } else {
             self.attach_single(file, sites, scope)
         }
     }

@@ -101,9 +101,8 @@ struct LinkCreate {
 fn bpf<T>(command: i64, attr: &mut T) -> io::Result<OwnedFd> {
     // SAFETY: the kernel reads `size_of::<T>()` bytes of `attr` and what it points to, all of which
     // the caller keeps alive until this returns.
-    let fd = unsafe {
-        libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<T>())
-    };
+    let fd =
+        unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<T>()) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }

@@ -394,11 +394,8 @@ impl Books {
     }
 
     fn oom(&self, row: &EventRow) -> OomRow {
-        let (used, total) = row
-            .gpu_uuid
-            .as_deref()
-            .and_then(|uuid| self.readings.device(uuid))
-            .unwrap_or_default();
+        let (used, total) =
+            row.gpu_uuid.as_deref().and_then(|uuid| self.readings.device(uuid)).unwrap_or_default();
         let ordinal = row.cuda_ordinal;
         let torch = self.polled.totals_of(row.pid as u32, ordinal);
         OomRow {
@@ -480,13 +477,7 @@ impl Books {
     }
 
     /// Adds a loss that was noticed here.
-    pub(super) fn lost(
-        &mut self,
-        tgid: Option<u32>,
-        reason: &str,
-        count: i64,
-        bytes: Option<i64>,
-    ) {
+    pub(super) fn lost(&mut self, tgid: Option<u32>, reason: &str, count: i64, bytes: Option<i64>) {
         let proc_id = tgid.and_then(|tgid| Some(self.lives.current(tgid)?.proc_id));
         self.lost_of(proc_id, tgid, reason, count, bytes);
     }

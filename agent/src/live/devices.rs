@@ -46,7 +46,12 @@ impl Devices {
 
     /// The process asked the driver for the UUID of `ordinal`. Where it disagrees with what the
     /// environment said, the ordinal is unknown: a wrong device is worse than none.
-    pub(super) fn by_uuid(&mut self, proc_id: ProcId, ordinal: i32, uuid: [u8; 16]) -> Option<DeviceId> {
+    pub(super) fn by_uuid(
+        &mut self,
+        proc_id: ProcId,
+        ordinal: i32,
+        uuid: [u8; 16],
+    ) -> Option<DeviceId> {
         let text = uuid_text(uuid);
         let slot = self.gpus.iter().position(|gpu| suffix(&gpu.uuid) == text);
         let told = slot.and_then(|slot| self.id(slot));
@@ -117,16 +122,15 @@ mod tests {
 
     #[test]
     fn uuids_read_as_nvml_writes_them() {
-        let uuid = [
-            0x01, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd, 0xef, 0, 1, 2, 3, 4, 5, 6, 0xff,
-        ];
+        let uuid = [0x01, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd, 0xef, 0, 1, 2, 3, 4, 5, 6, 0xff];
         assert_eq!(uuid_text(uuid), "01234567-89ab-cdef-0001-0203040506ff");
         assert_eq!(suffix("GPU-01234567-89ab"), "01234567-89ab");
     }
 
     #[test]
     fn a_uuid_that_contradicts_the_environment_makes_the_ordinal_unknown() {
-        let gpu = |nvml_index, uuid: &str| Gpu { nvml_index, uuid: uuid.to_owned(), ..Gpu::default() };
+        let gpu =
+            |nvml_index, uuid: &str| Gpu { nvml_index, uuid: uuid.to_owned(), ..Gpu::default() };
         let first = "GPU-00000000-0000-0000-0000-000000000001";
         let second = "GPU-00000000-0000-0000-0000-000000000002";
         let mut devices = Devices::new(vec![gpu(0, first), gpu(1, second)]);

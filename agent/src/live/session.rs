@@ -132,7 +132,8 @@ impl Session {
         let counters = kernel.take_counters()?;
         let stop = Arc::new(AtomicBool::new(false));
         let (commands, command_box) = mpsc::channel();
-        let mut helpers = start_attaching(kernel, &options, &messages, command_box, &commands, &stop)?;
+        let mut helpers =
+            start_attaching(kernel, &options, &messages, command_box, &commands, &stop)?;
 
         let opening = Opening {
             host,

@@ -44,9 +44,21 @@ macro_rules! any_row {
 }
 
 any_row!(
-    EventRow, SiteUsageRow, BreakdownRow, LiveRow, DeviceSampleRow, ProcessSampleRow,
-    HostSampleRow, ProcessRow, ProcessLibRow, DeviceRow, StackRow, FrameRow, OomRow,
-    AnnotationRow, LossRow
+    EventRow,
+    SiteUsageRow,
+    BreakdownRow,
+    LiveRow,
+    DeviceSampleRow,
+    ProcessSampleRow,
+    HostSampleRow,
+    ProcessRow,
+    ProcessLibRow,
+    DeviceRow,
+    StackRow,
+    FrameRow,
+    OomRow,
+    AnnotationRow,
+    LossRow
 );
 
 /// What the log's thread is handed.
@@ -146,7 +158,8 @@ fn open(start: Start) -> anyhow::Result<Writer> {
     if let Some((uid, gid)) = start.owner {
         become_owner(uid, gid).context("take on the rights of the log's owner")?;
     }
-    let writer = Writer::create(&start.folder, &start.run, start.options).context("open the log")?;
+    let writer =
+        Writer::create(&start.folder, &start.run, start.options).context("open the log")?;
     Ok(writer)
 }
 

@@ -97,7 +97,7 @@ impl Ledger {
     /// its first.
     pub fn set_attached_late(&mut self, proc_id: ProcId) {
         if let Some(process) = self.process(proc_id) {
-            process.touched = true;
+            process.touched_ns = Some(i64::MIN);
         }
     }
 

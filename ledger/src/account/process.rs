@@ -57,8 +57,11 @@ pub(super) struct Process {
     pub(super) who: Who,
     /// When its program began: calls from before an exec are about a state that is gone.
     pub(super) begin_ns: i64,
-    /// Something of it was seen, or happened before attach: a `cuInit` is not its first call.
-    pub(super) touched: bool,
+    /// When it first did something that is no `cuInit`: the entry of its first other call, or
+    /// before all time where it ran CUDA before attach. Only a `cuInit` that entered earlier is the
+    /// process's first call. (Entries, since the driver's own `cuInit` makes traced calls, which
+    /// return before it does: seen on an H200, driver 580.)
+    pub(super) touched_ns: Option<i64>,
     pub(super) books: Account,
 }
 
@@ -74,21 +77,20 @@ impl Process {
     pub(super) fn new(proc_id: ProcId, tgid: u32, begin_ns: i64) -> Self {
         let who =
             Who { proc_id, tgid, from_start: false, devices: HashMap::new(), unknown_frees: 0 };
-        Self { who, begin_ns, touched: false, books: Account::default() }
+        Self { who, begin_ns, touched_ns: None, books: Account::default() }
     }
 
     /// Notes what a call says of how early the process is seen.
     pub(super) fn note(&mut self, call: &Call) {
         self.who.tgid = call.tgid;
-        match call.action {
-            Action::Init => {
-                if call.result == 0 {
-                    self.who.from_start |= !self.touched;
-                    self.touched = true;
-                }
+        if call.action == Action::Init {
+            if call.result != 0 {
+                return;
             }
-            _ => self.touched = true,
+            self.who.from_start |= self.touched_ns.is_none_or(|ns| call.enter_ns <= ns);
         }
+        let earliest = self.touched_ns.unwrap_or(call.enter_ns).min(call.enter_ns);
+        self.touched_ns = Some(earliest);
     }
 }
 

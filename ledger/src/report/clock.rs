@@ -21,7 +21,7 @@ impl Clock {
     }
 
     /// `14:03:22`, with the date before it where it is another day.
-    pub(super) fn time(&self, ns: i64) -> String {
+    pub(super) fn time(self, ns: i64) -> String {
         let moment = civil(ns);
         let other_day = self.day.is_some_and(|day| day != moment.date());
         moment.strftime(if other_day { "%Y-%m-%d %H:%M:%S" } else { "%H:%M:%S" }).to_string()

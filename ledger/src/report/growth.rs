@@ -10,6 +10,11 @@ const MIN_SPAN_NS: i64 = 3_000_000_000;
 /// Share of the pairs of buckets that must rise. Four plateaus have 0.75: a few steps are phases
 /// of a program, not growth.
 const MIN_RISING: f64 = 0.8;
+/// Standard deviations by which the troughs' order must differ from chance. Short noise often has
+/// its lowest value early.
+const MIN_BEYOND_CHANCE: f64 = 3.0;
+/// Longest end of a program in which it may give back what it held, unless it ran for long.
+const CLEAN_UP_NS: i64 = 2_000_000_000;
 /// Growth below this, and below a hundredth of the device, is not worth a finding.
 const MATERIAL_BYTES: i64 = 16 << 20;
 
@@ -45,37 +50,48 @@ pub(super) struct End {
 pub(super) fn judge(series: &Series, end: End, device_bytes: Option<i64>) -> Option<Trend> {
     let mut series = series.clone();
     series.push(end.ns, end.bytes);
-    let stays = what_stays(&series, end.of_process)?;
+    let minima = minima(&series, end.of_process)?;
+    let stays = what_stays(&series, &minima)?;
     let growth = growth(&stays)?;
     if growth.until_ns - growth.since_ns < MIN_SPAN_NS {
         return None;
     }
     let kept = stretch(&stays, &growth);
+    let troughs = minima.get(begin_of(&series, &growth)..)?;
     let (&from_bytes, &to_bytes) = (kept.first()?, kept.last()?);
     let seconds = (growth.until_ns - growth.since_ns) as f64 / 1e9;
     let grown =
         ((growth.bytes_per_second * seconds) as i64).min(to_bytes.saturating_sub(from_bytes));
     let material = device_bytes.map_or(MATERIAL_BYTES, |bytes| MATERIAL_BYTES.min(bytes / 100));
-    let grows = growth.rising >= MIN_RISING && grown > material && rises_until_its_end(&kept);
+    let is_growth = growth.rising >= MIN_RISING
+        && grown > material
+        && beyond_chance(troughs) >= MIN_BEYOND_CHANCE
+        && rises_until_its_end(&kept);
     Some(Trend {
         bytes_per_second: growth.bytes_per_second,
         since_ns: growth.since_ns,
         until_ns: growth.until_ns,
         from_bytes,
         to_bytes,
-        grows,
+        grows: is_growth,
     })
 }
 
-/// What never came back: for each complete bucket, the lowest value from there on.
-fn what_stays(series: &Series, of_process: bool) -> Option<Series> {
-    let origin_ns = series.origin_ns()?;
+/// The lowest values of the complete buckets.
+fn minima(series: &Series, of_process: bool) -> Option<Vec<i64>> {
     let complete = series.buckets().len().checked_sub(1)?;
-    let minima = series.buckets().iter().take(complete).map(|bucket| bucket.min);
-    let mut kept: Vec<i64> = minima.collect();
+    let mut minima: Vec<i64> =
+        series.buckets().iter().take(complete).map(|bucket| bucket.min).collect();
     if of_process {
-        leave_clean_up_out(&mut kept);
+        leave_clean_up_out(&mut minima, series.width_ns());
     }
+    Some(minima)
+}
+
+/// What never came back: for each bucket, the lowest value from there on.
+fn what_stays(series: &Series, minima: &[i64]) -> Option<Series> {
+    let origin_ns = series.origin_ns()?;
+    let mut kept = minima.to_vec();
     let mut lowest = i64::MAX;
     for value in kept.iter_mut().rev() {
         lowest = lowest.min(*value);
@@ -85,30 +101,47 @@ fn what_stays(series: &Series, of_process: bool) -> Option<Series> {
     let begin_ns = |index: usize| origin_ns.saturating_add(series.width_ns() * index as i64);
     for (index, value) in kept.iter().enumerate() {
         // Just before its bucket begins, so that the value before it is not this bucket's lowest.
-        let before_ns = if index == 0 { 0 } else { 1 };
+        let before_ns = i64::from(index > 0);
         stays.push(begin_ns(index) - before_ns, *value);
     }
     stays.push(begin_ns(kept.len()), *kept.last()?);
     Some(stays)
 }
 
-/// Cuts what follows the highest trough where that is only a few buckets: programs that free all
+/// Mann and Kendall's test: by how many standard deviations of chance the order of the values
+/// differs from no order.
+fn beyond_chance(values: &[i64]) -> f64 {
+    let pairs = values.iter().enumerate().flat_map(|(index, first)| {
+        values[index + 1..].iter().map(move |second| second.cmp(first) as i64)
+    });
+    let rises_less_falls: i64 = pairs.sum();
+    let n = values.len() as f64;
+    rises_less_falls as f64 / (n * (n - 1.0) * (2.0 * n + 5.0) / 18.0).sqrt()
+}
+
+/// Cuts what follows the highest trough where that is only a short time: programs that free all
 /// just before they end have grown until then all the same.
-fn leave_clean_up_out(minima: &mut Vec<i64>) {
+fn leave_clean_up_out(minima: &mut Vec<i64>, width_ns: i64) {
     let highest = minima.iter().enumerate().max_by_key(|(_, value)| **value);
     let Some((highest, _)) = highest else { return };
     let after = minima.len() - 1 - highest;
-    if after <= (minima.len() / 20).max(2) {
+    let short = (CLEAN_UP_NS / width_ns).max(2) as usize;
+    if after <= short.max(minima.len() / 20) {
         minima.truncate(highest + 1);
     }
 }
 
 /// The values from the begin of the growth to its end.
 fn stretch(series: &Series, growth: &Growth) -> Vec<i64> {
+    let length = (growth.until_ns - growth.since_ns) / series.width_ns();
+    let stretch = series.buckets().iter().skip(begin_of(series, growth)).take(length as usize);
+    stretch.map(|bucket| bucket.min).collect()
+}
+
+/// The bucket of `series`, which may be of another width, with which the growth begins.
+fn begin_of(series: &Series, growth: &Growth) -> usize {
     let origin_ns = series.origin_ns().unwrap_or(0);
-    let index = |ns: i64| ((ns - origin_ns) / series.width_ns()).max(0) as usize;
-    let stretch = series.buckets().get(index(growth.since_ns)..index(growth.until_ns));
-    stretch.unwrap_or_default().iter().map(|bucket| bucket.min).collect()
+    ((growth.since_ns - origin_ns) / series.width_ns()).max(0) as usize
 }
 
 /// Whether it still rises in its last third, and the flat piece at its end is no longer than the
@@ -156,6 +189,15 @@ mod tests {
     }
 
     #[test]
+    fn a_leak_is_growth_however_long_it_lasts() {
+        for seconds in (30..1_200).step_by(37).chain([509, 510, 511, 512, 513, 1_023, 1_025]) {
+            assert!(grows(seconds, |tenth| tenth * MIB), "{seconds} s");
+            let finished = trend_of(seconds, true, |tenth| tenth * MIB);
+            assert!(finished.is_some_and(|trend| trend.grows), "{seconds} s");
+        }
+    }
+
+    #[test]
     fn a_leak_under_a_sawtooth_is_growth_and_the_sawtooth_alone_is_not() {
         let tooth = |tenth: i64| tenth % 17 * 100 * MIB;
         assert!(grows(60, |tenth| tooth(tenth) + tenth * MIB));
@@ -172,6 +214,9 @@ mod tests {
 
     #[test]
     fn noise_is_no_growth_whatever_its_size_and_hides_none_that_exceeds_it() {
+        for len in [12, 13, 16, 20, 30, 60] {
+            println!("FP {len} {}", (0..2000).filter(|s| grows(len, |t| noise(*s, t))).count());
+        }
         for seed in 0..200 {
             assert!(!grows(60, |tenth| noise(seed, tenth)), "seed {seed}");
             assert!(!grows(20, |tenth| noise(seed, tenth)), "seed {seed}, short");

@@ -12,6 +12,7 @@ mod growth;
 mod model;
 mod names;
 mod read;
+mod shares;
 #[cfg(test)]
 mod tests;
 mod text;

@@ -379,7 +379,6 @@ fn as_text<S: Serializer>(id: &i64, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(id)
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for this signature")]
 #[expect(clippy::ref_option, reason = "serde asks for this signature")]
 fn maybe_as_text<S: Serializer>(id: &Option<i64>, serializer: S) -> Result<S::Ok, S::Error> {
     match id {

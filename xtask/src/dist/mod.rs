@@ -6,7 +6,7 @@
 mod glibc;
 mod notices;
 
-use crate::sh;
+use crate::{paths, sh};
 use anyhow::{Context as _, Result, bail};
 use glibc::Version;
 use std::{
@@ -32,7 +32,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let folder = sh::target_dir()?.join("dist");
     fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
     let binary = build(&folder, args.plain)?;
-    check_linkage(&binary, args.plain)?;
+    check_binary(&binary, args.plain)?;
     let name = format!("vramscope-{}-{TARGET}", env!("CARGO_PKG_VERSION"));
     assemble(&binary, &folder.join(&name))?;
     let tarball = pack(&folder, &name)?;
@@ -53,23 +53,11 @@ fn build(folder: &Path, plain: bool) -> Result<PathBuf> {
     command
         .args(["--locked", "--release", "-p", "agent", "--target-dir"])
         .arg(folder.join("build"))
-        .env("CARGO_ENCODED_RUSTFLAGS", remaps()?.join("\x1f"))
+        .env("CARGO_ENCODED_RUSTFLAGS", paths::remap_flags()?.join("\x1f"))
         .env("CARGO_PROFILE_RELEASE_STRIP", "debuginfo")
         .env_remove("RUSTFLAGS");
     sh::run(&mut command)?;
     Ok(folder.join("build").join(TARGET).join("release/vramscope"))
-}
-
-/// Panic messages must not name the folders of the machine that built the binary.
-fn remaps() -> Result<Vec<String>> {
-    let mut remaps = vec![(sh::root()?, ".")];
-    if let Some(home) = sh::cargo_home() {
-        remaps.push((home, "/cargo"));
-    }
-    Ok(remaps
-        .iter()
-        .map(|(from, to)| format!("--remap-path-prefix={}={to}", from.display()))
-        .collect())
 }
 
 /// Installs zig and cargo-zigbuild into a folder of their own; returns the PATH that finds them.
@@ -86,9 +74,11 @@ fn zig(folder: &Path) -> Result<std::ffi::OsString> {
     env::join_paths(paths).context("add zig's folder to PATH")
 }
 
-/// Says what the binary needs of the machine it will run on; an error if that is more than stated.
-fn check_linkage(binary: &Path, plain: bool) -> Result<()> {
+/// Says what the binary needs of the machine it will run on. An error if that is more than stated,
+/// or if the binary names folders of this machine.
+fn check_binary(binary: &Path, plain: bool) -> Result<()> {
     let bytes = fs::read(binary).with_context(|| format!("read {}", binary.display()))?;
+    paths::refuse(&bytes).with_context(|| format!("look at {}", binary.display()))?;
     let needs = glibc::needs(&bytes).with_context(|| format!("read {}", binary.display()))?;
     println!("needs {}; newest version symbol GLIBC_{}", needs.libraries.join(", "), needs.newest);
     let foreign = needs.libraries.iter().find(|library| !glibc::is_part(library));

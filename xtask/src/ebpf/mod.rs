@@ -9,7 +9,7 @@ mod sources;
 mod tools;
 
 use crate::{paths, sh, tally::Tally};
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use std::{fs, path::PathBuf, process::ExitCode};
 
 /// The folder of the committed objects, relative to the root.
@@ -107,16 +107,14 @@ fn build(tools: &tools::Tools, arch: &str) -> Result<Vec<u8>> {
     let object = fs::read(&path).with_context(|| format!("read {}", path.display()))?;
     let object = object_file::without_dwarf(&object)
         .with_context(|| format!("remove DWARF from {}", path.display()))?;
-    if let Some(found) =
-        tools.machine_paths().iter().find(|path| paths::occurrences(&object, path).next().is_some())
-    {
-        bail!("the {arch} object names {found}, a path of this machine: add it to the remaps");
-    }
+    paths::refuse(&object).with_context(|| format!("look at the {arch} object"))?;
     Ok(object)
 }
 
 /// `cargo VERB` over the kernel half, with everything that decides the object.
 fn cargo(tools: &tools::Tools, verb: &str, arch: &str) -> Result<std::process::Command> {
+    let mut flags = tools::decisive_flags(arch);
+    flags.extend(paths::remap_flags()?);
     let mut command = sh::cargo()?;
     command
         .args([verb, "--locked", "--release", "--package", "agent-ebpf", "--target", TARGET])
@@ -124,7 +122,7 @@ fn cargo(tools: &tools::Tools, verb: &str, arch: &str) -> Result<std::process::C
         .arg("--target-dir")
         .arg(target_dir(arch)?)
         .env("RUSTC_BOOTSTRAP", "1")
-        .env("CARGO_ENCODED_RUSTFLAGS", tools.rustflags(arch).join("\x1f"))
+        .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
         .env("LD_LIBRARY_PATH", tools.library_path())
         .env_remove("RUSTFLAGS");
     Ok(command)

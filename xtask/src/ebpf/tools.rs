@@ -93,42 +93,6 @@ fn bpf_linker_version() -> Option<String> {
 }
 
 impl Tools {
-    /// The compiler's flags, machine paths replaced so that every machine builds the same bytes.
-    pub(super) fn rustflags(&self, arch: &str) -> Vec<String> {
-        let mut flags = decisive_flags(arch);
-        for (from, to) in self.remaps() {
-            flags.push(format!("--remap-path-prefix={}={to}", from.display()));
-        }
-        flags
-    }
-
-    /// Later entries win, so the ones inside others come last.
-    fn remaps(&self) -> Vec<(PathBuf, &'static str)> {
-        let mut remaps = Vec::new();
-        if let Ok(root) = sh::root() {
-            remaps.push((root, "."));
-        }
-        if let Some(home) = sh::cargo_home() {
-            remaps.extend(with_real(&home, "/cargo"));
-            // The registry's folder has a name that depends on the mirror in use.
-            for registry in fs::read_dir(home.join("registry/src")).into_iter().flatten().flatten()
-            {
-                remaps.extend(with_real(&registry.path(), "/crates"));
-            }
-        }
-        remaps.extend(with_real(&self.sysroot, "/rust"));
-        // rust-src may be a link to where a distribution keeps it.
-        if let Some(rust) = library_sources(&self.sysroot).parent() {
-            remaps.extend(with_real(rust, "/rust-src"));
-        }
-        remaps
-    }
-
-    /// Paths that must not occur in an object.
-    pub(super) fn machine_paths(&self) -> Vec<String> {
-        self.remaps().iter().map(|(path, _)| path.display().to_string()).collect()
-    }
-
     /// Where bpf-linker finds the compiler's LLVM; rustup sets this by itself, others do not.
     pub(super) fn library_path(&self) -> OsString {
         let mut paths = vec![self.sysroot.join("lib")];
@@ -144,16 +108,6 @@ pub(super) fn decisive_flags(arch: &str) -> Vec<String> {
     // Debug information is the source of BTF; bpf-linker drops BTF without `--btf`.
     let arch = format!("--cfg=bpf_target_arch=\"{arch}\"");
     vec![arch, "-Cdebuginfo=2".into(), "-Clink-arg=--btf".into()]
-}
-
-fn with_real(path: &Path, to: &'static str) -> Vec<(PathBuf, &'static str)> {
-    let mut pairs = vec![(path.to_owned(), to)];
-    if let Ok(real) = fs::canonicalize(path)
-        && real != path
-    {
-        pairs.push((real, to));
-    }
-    pairs
 }
 
 /// Installs what [`find`] misses. Prints each command.

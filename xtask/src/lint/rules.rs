@@ -146,7 +146,7 @@ fn panics(text: &str) -> Findings {
 }
 
 fn is_test_file(name: &str) -> bool {
-    name.contains("/tests/") || name.ends_with("tests.rs")
+    name.contains("/tests/") || name.ends_with("tests.rs") || name.ends_with("testing.rs")
 }
 
 fn numbered(text: &str) -> impl Iterator<Item = (usize, &str)> {

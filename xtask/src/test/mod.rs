@@ -67,7 +67,7 @@ fn counted(part: Part) -> (Tally, String) {
 }
 
 fn unit(args: &Args) -> Part {
-    Ok(Ok(cargo_test(&["test", "--locked"], args, &[])?))
+    Ok(Ok(cargo_test(&["test", "--locked", "--no-fail-fast"], args, &[])?))
 }
 
 fn simulated_gpu(args: &Args) -> Part {
@@ -84,7 +84,9 @@ fn scenarios(args: &Args) -> Part {
     let agent = machine::build_agent()?;
     // One at a time: they share one kernel, and one agent a host is the rule.
     let harness = ["--", "--test-threads=1", "--show-output"];
-    let test = [&["test", "--locked", "-p", "agent-tests", "--test", "*"][..], &harness].concat();
+    let test =
+        [&["test", "--locked", "--no-fail-fast", "-p", "agent-tests", "--test", "*"][..], &harness]
+            .concat();
     Ok(Ok(cargo_test(&test, args, &[("VRAMSCOPE_BIN", &agent.display().to_string())])?))
 }
 

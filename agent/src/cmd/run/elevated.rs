@@ -41,9 +41,9 @@ pub(super) fn as_user(args: Run, folder: &Path) -> anyhow::Result<ExitCode> {
 
 /// The user's own rights decide whether the log may be there.
 fn check_writable(folder: &Path) -> anyhow::Result<()> {
-    std::fs::create_dir_all(folder)
-        .and_then(|()| tempfile_in(folder))
-        .with_context(|| format!("write to the log's folder {}; choose another with -o", folder.display()))
+    std::fs::create_dir_all(folder).and_then(|()| tempfile_in(folder)).with_context(|| {
+        format!("write to the log's folder {}; choose another with -o", folder.display())
+    })
 }
 
 fn tempfile_in(folder: &Path) -> std::io::Result<()> {
@@ -81,7 +81,9 @@ fn start_recorder(args: &Run, folder: &Path, pid: u32) -> anyhow::Result<Recorde
     BufReader::new(stdout).read_line(&mut line).context("hear from the recorder")?;
     if line.trim() != READY {
         child.wait().context("wait for the recorder")?;
-        return Err(precondition("the recorder did not start (see above); the program was not run"));
+        return Err(precondition(
+            "the recorder did not start (see above); the program was not run",
+        ));
     }
     Ok(Recorder { child, stdin })
 }

@@ -115,11 +115,7 @@ fn as_root(args: &Run, folder: &Path) -> anyhow::Result<ExitCode> {
 }
 
 /// Probes the libraries that the program will load, and follows it.
-fn follow(
-    session: &Session,
-    pid: u32,
-    library_path: Option<OsString>,
-) -> anyhow::Result<()> {
+fn follow(session: &Session, pid: u32, library_path: Option<OsString>) -> anyhow::Result<()> {
     session.prepare(candidates::libcuda(library_path.as_deref()), pid);
     session.follow(&[pid]).context("follow the program")
 }

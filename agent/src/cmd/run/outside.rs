@@ -14,7 +14,11 @@ pub(super) fn hint(command: &[OsString]) -> Option<String> {
         "srun" | "sbatch" | "salloc" => {
             ("Slurm's daemon starts the tasks on their nodes", "the task")
         }
-        "ray" if words.get(1..).is_some_and(|rest| rest.iter().any(|w| *w == "submit" || *w == "start")) => {
+        "ray"
+            if words
+                .get(1..)
+                .is_some_and(|rest| rest.iter().any(|w| *w == "submit" || *w == "start")) =>
+        {
             ("Ray's workers run in processes of their own", "the worker")
         }
         "kubectl" | "oc" => ("the node's kubelet starts the program", "the container's command"),
@@ -40,7 +44,9 @@ mod tests {
 
     #[test]
     fn work_elsewhere_is_recognised() {
-        for command in ["docker run x", "/usr/bin/srun -n 8 python t.py", "ray job submit -- x", "ssh h x"] {
+        for command in
+            ["docker run x", "/usr/bin/srun -n 8 python t.py", "ray job submit -- x", "ssh h x"]
+        {
             let hint = hint(&words(command)).unwrap();
             assert!(hint.contains("vramscope record"), "{hint}");
         }

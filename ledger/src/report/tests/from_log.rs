@@ -66,7 +66,9 @@ fn a_checkpoint_stands_in_for_deleted_events() {
     let (gone, kept) = events.split_at(50);
     let mut writer = writer(temp.path(), &scene);
     writer.checkpoint(50, gone.iter().map(live_row));
-    kept.iter().for_each(|row| writer.push(row));
+    for row in kept {
+        writer.push(row);
+    }
     writer.finish(scene.manifest().end_ns.unwrap()).unwrap();
     let model = Model::read(&[temp.path().to_owned()]).unwrap();
     assert_eq!(model.events, kept.len() as u64);

@@ -27,13 +27,13 @@ impl Model {
         findings(&mut page, self);
         header(&mut page, self);
         for device in &self.devices {
-            on_device(&mut page, self, &clock, device);
+            on_device(&mut page, self, clock, device);
         }
-        elsewhere(&mut page, self, &clock);
+        elsewhere(&mut page, self, clock);
         idle(&mut page, self);
         rest::without_memory(&mut page, self);
-        rest::failed_calls(&mut page, self, &clock);
-        rest::not_seen(&mut page, self, &clock);
+        rest::failed_calls(&mut page, self, clock);
+        rest::not_seen(&mut page, self, clock);
         rest::next(&mut page, self);
         page.into_text()
     }
@@ -91,7 +91,7 @@ fn header(page: &mut Page, model: &Model) {
 }
 
 /// `1.2 GiB at 14:03:22`.
-fn show_reading(clock: &Clock, reading: Reading) -> String {
+fn show_reading(clock: Clock, reading: Reading) -> String {
     format!("{} at {}", show_bytes(reading.bytes), clock.time(reading.ts_ns))
 }
 
@@ -106,7 +106,7 @@ fn shares_on<'a>(model: &'a Model, uuid: Option<&'a str>) -> Vec<(&'a Process, &
     shares
 }
 
-fn on_device(page: &mut Page, model: &Model, clock: &Clock, device: &Device) {
+fn on_device(page: &mut Page, model: &Model, clock: Clock, device: &Device) {
     let shares = shares_on(model, Some(&device.gpu_uuid));
     if shares.is_empty() {
         return;
@@ -126,7 +126,7 @@ fn on_device(page: &mut Page, model: &Model, clock: &Clock, device: &Device) {
     processes(page, model, clock, &shares);
 }
 
-fn processes(page: &mut Page, model: &Model, clock: &Clock, shares: &[(&Process, &Share)]) {
+fn processes(page: &mut Page, model: &Model, clock: Clock, shares: &[(&Process, &Share)]) {
     for (process, share) in shares.iter().take(PROCESSES) {
         page.gap();
         process::block(page, model, clock, process, share);
@@ -144,7 +144,7 @@ fn processes(page: &mut Page, model: &Model, clock: &Clock, shares: &[(&Process,
 }
 
 /// Processes on devices that the log does not describe, or that are not known.
-fn elsewhere(page: &mut Page, model: &Model, clock: &Clock) {
+fn elsewhere(page: &mut Page, model: &Model, clock: Clock) {
     let listed = |share: &Share| {
         let uuid = share.gpu_uuid.as_deref();
         model.devices.iter().any(|device| Some(device.gpu_uuid.as_str()) == uuid)

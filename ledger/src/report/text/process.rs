@@ -19,7 +19,7 @@ use crate::{
 const GROUPS: usize = 5;
 
 /// The block of a process.
-pub(super) fn block(page: &mut Page, model: &Model, clock: &Clock, of: &Process, share: &Share) {
+pub(super) fn block(page: &mut Page, model: &Model, clock: Clock, of: &Process, share: &Share) {
     page.line(2, Style::Bold, &title(model, clock, of));
     if let Some(command) = &of.command {
         page.line(2, Style::Dim, &shorten(&names::printable(command), WIDTH - 2));
@@ -33,7 +33,7 @@ pub(super) fn block(page: &mut Page, model: &Model, clock: &Clock, of: &Process,
 }
 
 /// `pid 4824 (17 inside)  rank 2 of 8  uid 1000  ended 14:04:00, exit code 0`.
-fn title(model: &Model, clock: &Clock, process: &Process) -> String {
+fn title(model: &Model, clock: Clock, process: &Process) -> String {
     let inside = process.ns_pid.filter(|ns_pid| *ns_pid != process.pid);
     let host = process.host.as_ref().filter(|_| model.hosts.len() > 1);
     let rank = process.rank.map(|rank| match process.world_size {
@@ -51,7 +51,7 @@ fn title(model: &Model, clock: &Clock, process: &Process) -> String {
     facts.into_iter().flatten().collect::<Vec<_>>().join("  ")
 }
 
-fn fate(clock: &Clock, process: &Process) -> String {
+fn fate(clock: Clock, process: &Process) -> String {
     let Some(end_ns) = process.end_ns else { return "running when the log ends".to_owned() };
     let code = match process.exit_code {
         None => String::new(),
@@ -81,7 +81,7 @@ fn signal(exit_code: i32) -> Option<&'static str> {
 }
 
 /// NVML's figure and its parts.
-fn nvml(page: &mut Page, clock: &Clock, share: &Share) {
+fn nvml(page: &mut Page, clock: Clock, share: &Share) {
     let peak = share.nvml_peak.map(|peak| format!("peak {}", show_reading(clock, peak)));
     let Some(breakdown) = share.breakdown else {
         let text = match (share.nvml_used, peak) {
@@ -103,7 +103,7 @@ fn nvml(page: &mut Page, clock: &Clock, share: &Share) {
 }
 
 /// The sum and its parts, in one unit, so that they add up as printed.
-fn broken_down(page: &mut Page, clock: &Clock, breakdown: &Breakdown, also: &str) {
+fn broken_down(page: &mut Page, clock: Clock, breakdown: &Breakdown, also: &str) {
     let parts = [
         Some(("allocated", breakdown.live_device_bytes, "live device memory")),
         (breakdown.live_pool_bytes != 0).then_some((
@@ -134,11 +134,11 @@ fn broken_down(page: &mut Page, clock: &Clock, breakdown: &Breakdown, also: &str
 }
 
 /// The account at the end.
-fn allocated(page: &mut Page, clock: &Clock, share: &Share) {
+fn allocated(page: &mut Page, clock: Clock, share: &Share) {
     for (level, label) in [(Level::Device, "account"), (Level::Pool, "account, pools")] {
         let Some(usage) = share.level(level) else { continue };
         let text = format!(
-            "{} in {} at the end, peak {} at {}; {} allocated, {} freed",
+            "{} in {} at the end, peak {} at {}; {} made, {} freed",
             show_bytes(usage.live_bytes),
             counted(usage.live_count, "block", "blocks"),
             show_bytes(usage.peak_bytes),
@@ -181,9 +181,9 @@ fn beside(page: &mut Page, process: &Process, share: &Share) {
     let figures: Vec<String> = figures
         .into_iter()
         .filter(|(_, (live, peak))| *live != 0 || *peak != 0)
-        .map(|(name, (live, peak))| match live == peak {
-            true => format!("{name} {}", show_bytes(live)),
-            false => format!("{name} {} (peak {})", show_bytes(live), show_bytes(peak)),
+        .map(|(name, (live, peak))| {
+            let peak = (live != peak).then(|| format!(" (peak {})", show_bytes(peak)));
+            format!("{name} {}{}", show_bytes(live), peak.unwrap_or_default())
         })
         .collect();
     if !figures.is_empty() {
@@ -191,7 +191,7 @@ fn beside(page: &mut Page, process: &Process, share: &Share) {
     }
 }
 
-fn growth(page: &mut Page, clock: &Clock, share: &Share) {
+fn growth(page: &mut Page, clock: Clock, share: &Share) {
     let used = share.level(Level::Device).is_some() || share.torch.is_some();
     let Some(first) = share.trends.first() else {
         if used {
@@ -224,7 +224,7 @@ fn rate(trend: &Trend) -> String {
 }
 
 /// What the program itself did not free. At the end of a process that is normal.
-fn held(page: &mut Page, clock: &Clock, process: &Process, share: &Share) {
+fn held(page: &mut Page, clock: Clock, process: &Process, share: &Share) {
     let total =
         share.never_freed_totals.iter().fold((0, 0), |(bytes, count): (i64, u64), total| {
             (bytes.saturating_add(total.bytes), count + total.count)
@@ -253,7 +253,7 @@ fn held(page: &mut Page, clock: &Clock, process: &Process, share: &Share) {
     }
 }
 
-fn row(clock: &Clock, group: &Group) -> [String; 5] {
+fn row(clock: Clock, group: &Group) -> [String; 5] {
     let level = match group.level {
         Level::Device => String::new(),
         level => format!(" ({})", level.as_str()),

@@ -14,11 +14,11 @@ const LINES: usize = 20;
 /// Processes that are named in a list.
 const NAMED: usize = 5;
 
-fn list(names: &[String], many: &str) -> String {
-    let named = names.get(..NAMED).unwrap_or(names).join(", ");
-    match names.len().saturating_sub(NAMED) {
-        0 => named,
-        more => format!("{named} and {} more {many}", show_count(more as u64)),
+fn list(all: &[String], many: &str) -> String {
+    let first = all.get(..NAMED).unwrap_or(all).join(", ");
+    match all.len().saturating_sub(NAMED) {
+        0 => first,
+        more => format!("{first} and {} more {many}", show_count(more as u64)),
     }
 }
 
@@ -35,7 +35,7 @@ pub(super) fn without_memory(page: &mut Page, model: &Model) {
 }
 
 /// Failed calls by process, function and result.
-pub(super) fn failed_calls(page: &mut Page, model: &Model, clock: &Clock) {
+pub(super) fn failed_calls(page: &mut Page, model: &Model, clock: Clock) {
     let mut rows: Vec<_> = model
         .processes
         .iter()
@@ -76,7 +76,7 @@ fn more(page: &mut Page, count: usize, what: &str) {
 }
 
 /// Losses in words, problems of files, what is not known of processes that were met late.
-pub(super) fn not_seen(page: &mut Page, model: &Model, clock: &Clock) {
+pub(super) fn not_seen(page: &mut Page, model: &Model, clock: Clock) {
     let late: Vec<String> = model
         .processes
         .iter()

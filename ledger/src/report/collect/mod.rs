@@ -1,10 +1,14 @@
 //! One pass over the tables: keeps, per process and device, what a report needs, and no rows.
 
-use std::collections::{BTreeMap, HashMap};
+mod facts;
 
-use super::model::Reading;
+use std::collections::BTreeMap;
+
+pub(super) use self::facts::{
+    DeviceFacts, Figure, LossFacts, Place, PlaceFacts, ProcessFacts, RefusalFacts, RefusalKey, Span,
+};
 use crate::{
-    account::state::{Device, Series, State},
+    account::state::{Device, State},
     call::Level,
     log::{Manifest, Run8},
     rows::{
@@ -15,198 +19,6 @@ use crate::{
 
 /// Warnings that are kept; the rest is counted.
 const MAX_WARNINGS: usize = 50;
-
-/// Where memory is, as precisely as a row tells.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum Place {
-    /// A device, by UUID.
-    Gpu(String),
-    /// A device by the number that the process uses.
-    Ordinal(i32),
-    /// Not known.
-    Unknown,
-}
-
-impl Place {
-    pub(super) fn of(uuid: Option<&str>, ordinal: Option<i32>) -> Self {
-        match (uuid, ordinal) {
-            (Some(uuid), _) => Self::Gpu(uuid.to_owned()),
-            (None, Some(ordinal)) => Self::Ordinal(ordinal),
-            (None, None) => Self::Unknown,
-        }
-    }
-}
-
-/// First and last moment of something.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Span(pub(super) Option<(i64, i64)>);
-
-impl Span {
-    pub(super) fn see(&mut self, ns: i64) {
-        let (first, last) = self.0.unwrap_or((ns, ns));
-        self.0 = Some((first.min(ns), last.max(ns)));
-    }
-}
-
-/// The latest and the highest of a figure.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Figure {
-    pub(super) last: Option<Reading>,
-    pub(super) peak: Option<Reading>,
-}
-
-impl Figure {
-    fn see(&mut self, ts_ns: i64, bytes: i64) {
-        let reading = Reading { bytes, ts_ns };
-        if self.last.is_none_or(|last| last.ts_ns <= ts_ns) {
-            self.last = Some(reading);
-        }
-        if self.peak.is_none_or(|peak| peak.bytes < bytes) {
-            self.peak = Some(reading);
-        }
-    }
-}
-
-/// A value over time, and what it is now.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Course {
-    pub(super) series: Series,
-    pub(super) bytes: i64,
-}
-
-impl Course {
-    fn see(&mut self, ts_ns: i64, bytes: i64) {
-        self.series.push(ts_ns, bytes);
-        self.bytes = bytes;
-    }
-
-    /// Of two stretches of one course, the one with more in it.
-    fn absorb(&mut self, other: Self) {
-        let length =
-            |course: &Self| course.series.width_ns() * course.series.buckets().len() as i64;
-        if length(&other) > length(self) {
-            *self = other;
-        }
-    }
-}
-
-/// One process at one place.
-#[derive(Debug, Default)]
-pub(super) struct PlaceFacts {
-    pub(super) nvml: Figure,
-    pub(super) nvml_unavailable: bool,
-    pub(super) breakdown: Vec<BreakdownRow>,
-    pub(super) allocated: Figure,
-    pub(super) reserved: Figure,
-    pub(super) peak_allocated: Option<i64>,
-    pub(super) peak_reserved: Option<i64>,
-    pub(super) tensors: Course,
-    pub(super) torch_reserved: Course,
-    /// Levels of which the account's state keeps no course: pool, managed, host.
-    pub(super) courses: BTreeMap<Level, Course>,
-}
-
-impl PlaceFacts {
-    /// Takes in what is known under another name of the same place.
-    pub(super) fn absorb(&mut self, other: Self) {
-        for (mine, its) in [
-            (&mut self.nvml, other.nvml),
-            (&mut self.allocated, other.allocated),
-            (&mut self.reserved, other.reserved),
-        ] {
-            for reading in [its.last, its.peak].into_iter().flatten() {
-                mine.see(reading.ts_ns, reading.bytes);
-            }
-        }
-        self.nvml_unavailable |= other.nvml_unavailable;
-        if self.breakdown.is_empty() {
-            self.breakdown = other.breakdown;
-        }
-        self.peak_allocated = self.peak_allocated.max(other.peak_allocated);
-        self.peak_reserved = self.peak_reserved.max(other.peak_reserved);
-        self.tensors.absorb(other.tensors);
-        self.torch_reserved.absorb(other.torch_reserved);
-        for (level, course) in other.courses {
-            self.courses.entry(level).or_default().absorb(course);
-        }
-    }
-}
-
-/// Failed calls.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct FailureFacts {
-    pub(super) count: u64,
-    pub(super) last_ns: i64,
-}
-
-/// One process.
-#[derive(Debug, Default)]
-pub(super) struct ProcessFacts {
-    pub(super) row: Option<ProcessRow>,
-    pub(super) run: Option<Run8>,
-    pub(super) pid: i32,
-    pub(super) late: bool,
-    pub(super) seen: Span,
-    pub(super) places: BTreeMap<Place, PlaceFacts>,
-    /// Devices by the process's numbers.
-    pub(super) ordinals: BTreeMap<i32, String>,
-    pub(super) failures: BTreeMap<(String, i32), FailureFacts>,
-    /// The devices as they were before the end of a context or of the process freed what it held,
-    /// and when.
-    pub(super) teardown: HashMap<usize, (Device, i64)>,
-}
-
-impl ProcessFacts {
-    fn place(&mut self, uuid: Option<&str>, ordinal: Option<i32>) -> &mut PlaceFacts {
-        if let (Some(uuid), Some(ordinal)) = (uuid, ordinal)
-            && !self.ordinals.contains_key(&ordinal)
-        {
-            self.ordinals.insert(ordinal, uuid.to_owned());
-        }
-        self.places.entry(Place::of(uuid, ordinal)).or_default()
-    }
-
-    /// When it ended, where that was seen.
-    pub(super) fn end_ns(&self) -> Option<i64> {
-        self.row.as_ref().and_then(|row| row.end_ns)
-    }
-}
-
-/// One device.
-#[derive(Debug, Default)]
-pub(super) struct DeviceFacts {
-    pub(super) row: Option<DeviceRow>,
-    pub(super) nvml_index: Option<i32>,
-    pub(super) used: Figure,
-    pub(super) total_bytes: Option<i64>,
-    pub(super) reserved_bytes: Option<i64>,
-}
-
-/// Requests that were refused: those that could never have fitted are apart from the others.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct RefusalKey {
-    pub(super) proc_id: i64,
-    pub(super) api: String,
-    pub(super) place: Place,
-    pub(super) never_fits: bool,
-}
-
-/// How often, and the last one.
-#[derive(Debug)]
-pub(super) struct RefusalFacts {
-    pub(super) count: u64,
-    pub(super) first_ns: i64,
-    pub(super) last: OomRow,
-}
-
-/// What was lost, by reason and process.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct LossFacts {
-    pub(super) pid: Option<i32>,
-    pub(super) count: i64,
-    pub(super) bytes: Option<i64>,
-    pub(super) window: Span,
-}
 
 /// The pass.
 #[derive(Debug, Default)]
