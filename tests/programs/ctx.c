@@ -5,9 +5,7 @@
 #include <cuda.h>
 
 #undef cuDevicePrimaryCtxRelease
-#undef cuDevicePrimaryCtxReset
 CUresult cuDevicePrimaryCtxRelease(CUdevice dev);
-CUresult cuDevicePrimaryCtxReset(CUdevice dev);
 
 static CUdeviceptr alloc(size_t bytes)
 {
@@ -56,7 +54,7 @@ int main(void)
     truth_made(5, 0, 1);
     truth_ready();
 
-    MUST(cuDevicePrimaryCtxReset(0)); /* goes, though it is still retained */
+    MUST(cuDevicePrimaryCtxReset_v2(0)); /* goes, though it is still retained; the retains stay */
     MUST_FAIL(CUDA_ERROR_CONTEXT_IS_DESTROYED, cuMemAlloc(&in_primary, MIB));
     MUST(cuDevicePrimaryCtxRetain(&primary, 0));
     MUST(cuCtxSetCurrent(primary));

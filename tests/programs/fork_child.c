@@ -33,6 +33,7 @@ static void be_child(const char *mode, const char *self, int settled, int go_on)
         _exit(127);
     }
     if (!strcmp(mode, "before")) {
+        usleep(200 * 1000); /* as a child that imports its framework first */
         hold_one(24 * MIB);
     } else {
         CUdeviceptr p = 0;

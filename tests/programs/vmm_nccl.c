@@ -115,10 +115,12 @@ int main(int argc, char **argv)
     pid_t child = fork();
     peer = ends[child == 0];
     close(ends[child != 0]);
-    if (child == 0)
+    if (child == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-    else
+        usleep(200 * 1000); /* as a rank that imports its framework first */
+    } else {
         printf("CHILD %d\n", child);
+    }
     CUcontext ctx;
     int devices;
     MUST(cuInit(0));

@@ -115,7 +115,22 @@ impl<'a> Agent<'a> {
 
     /// Starts `run` with this program; its steps are the test's to make.
     pub fn start(&self, program: &str, args: &[&str]) -> Result<Traced> {
-        Traced::start(self.run_command(program, args), &self.log)
+        self.trace(self.run_command(program, args))
+    }
+
+    /// Starts a command of `run`.
+    pub fn trace(&self, mut command: Command) -> Result<Traced> {
+        let (said, file) = self.said()?;
+        command.stderr(file);
+        let running = Running::start(command)?;
+        Ok(Traced { running, lines: Vec::new(), said, log: self.log.clone() })
+    }
+
+    /// A file for what the agent says on stderr.
+    fn said(&self) -> Result<(PathBuf, File)> {
+        let path = self.device.folder().join("agent.stderr");
+        let file = File::create(&path).with_context(|| format!("make {}", path.display()))?;
+        Ok((path, file))
     }
 
     /// Runs the program up to its first `READY`, where it ends without freeing anything.
@@ -127,28 +142,23 @@ impl<'a> Agent<'a> {
     pub fn attach(&self, pids: &[u32]) -> Result<Recorder> {
         let mut command = self.command("attach");
         command.args(pids.iter().map(u32::to_string));
-        Recorder::start(command, &self.log)
+        self.recorder(command)
     }
 
     /// Records the whole host; the probes are in place when this returns.
     pub fn record(&self) -> Result<Recorder> {
-        Recorder::start(self.command("record"), &self.log)
+        self.recorder(self.command("record"))
     }
-}
 
-/// A file beside the log for what an agent says on stderr.
-fn said_file(log: &Path) -> PathBuf {
-    let mut name = log.file_name().unwrap_or_default().to_owned();
-    name.push(".stderr");
-    env::temp_dir().join(format!("vramscope-test-{}", std::process::id())).join(name)
-}
-
-fn open_said(log: &Path) -> Result<(PathBuf, File)> {
-    let path = said_file(log);
-    let folder = path.parent().unwrap_or(Path::new("."));
-    fs::create_dir_all(folder).with_context(|| format!("make {}", folder.display()))?;
-    let file = File::create(&path).with_context(|| format!("make {}", path.display()))?;
-    Ok((path, file))
+    /// Starts the command and waits until it says that it records.
+    fn recorder(&self, mut command: Command) -> Result<Recorder> {
+        let (said, file) = self.said()?;
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file).spawn();
+        let child = child.context("start the agent")?;
+        let mut recorder = Recorder { child, said, log: self.log.clone() };
+        recorder.wait_for("vramscope: recording ")?;
+        Ok(recorder)
+    }
 }
 
 fn read_said(path: &Path) -> String {
@@ -165,14 +175,6 @@ pub struct Traced {
 }
 
 impl Traced {
-    /// Starts a command of `run` whose log will be in `log`.
-    pub fn start(mut command: Command, log: &Path) -> Result<Self> {
-        let (said, file) = open_said(log)?;
-        command.stderr(file);
-        let running = Running::start(command)?;
-        Ok(Self { running, lines: Vec::new(), said, log: log.to_owned() })
-    }
-
     /// Process id of the agent.
     pub fn agent_pid(&self) -> u32 {
         self.running.pid()
@@ -223,16 +225,6 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Starts the command and waits until it says that it records.
-    pub fn start(mut command: Command, log: &Path) -> Result<Self> {
-        let (said, file) = open_said(log)?;
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file).spawn();
-        let child = child.context("start the agent")?;
-        let mut recorder = Self { child, said, log: log.to_owned() };
-        recorder.wait_for("vramscope: recording ")?;
-        Ok(recorder)
-    }
-
     /// Waits until the agent has said the words.
     pub fn wait_for(&mut self, words: &str) -> Result<()> {
         let begin = Instant::now();

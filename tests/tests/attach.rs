@@ -1,16 +1,30 @@
 //! Programs that run before the agent, after it, and that load the driver library late.
 
-use std::{thread, time::Duration};
+use std::{
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
 
 use agent_tests::{
     agent::Agent,
-    logs::{blocks, true_blocks},
+    logs::{Logged, blocks, true_blocks},
     machine,
     sim::truth,
 };
 use ledger::rows::BreakdownRow;
 
 const MIB: u64 = 1 << 20;
+
+/// Waits until the running recording has broken NVML's figure down with bytes of this category.
+fn breakdown_with(log: &Path, category: &str) {
+    let begin = Instant::now();
+    let found = |row: &BreakdownRow| row.category == category && row.bytes > 0;
+    while !Logged::open(log).unwrap().rows().unwrap().iter().any(found) {
+        assert!(begin.elapsed() < Duration::from_secs(30), "no reading with {category}");
+        thread::sleep(Duration::from_millis(100));
+    }
+}
 
 #[test]
 fn what_a_running_program_held_is_before_attach_and_what_it_allocates_is_seen() {
@@ -19,11 +33,11 @@ fn what_a_running_program_held_is_before_attach_and_what_it_allocates_is_seen() 
     let before = truth::live(&hold.until_ready().unwrap());
     let nvml = device.smi().unwrap().process_bytes(0, hold.pid()).unwrap();
     let recorder = Agent::new(&device).attach(&[hold.pid()]).unwrap();
-    // A reading of NVML comes at once; lists of processes come once a second.
-    thread::sleep(Duration::from_millis(1500));
+    let log = device.folder().join("log");
+    breakdown_with(&log, "before_attach");
     let lines = hold.step("alloc 6291456").unwrap();
     let new = truth::live(&lines).pop().unwrap();
-    thread::sleep(Duration::from_millis(1500));
+    breakdown_with(&log, "live_device");
     hold.step("free").unwrap();
     hold.step("free").unwrap();
     let recorded = recorder.stop().unwrap();
@@ -52,15 +66,18 @@ fn what_a_running_program_held_is_before_attach_and_what_it_allocates_is_seen() 
     assert_eq!(at(first_ns, "before_attach"), Some(nvml as i64));
     assert_eq!(at(first_ns, "nvml_used"), Some(nvml as i64));
     assert_eq!(at(first_ns, "unexplained"), Some(0));
-    let seen = rows.iter().filter(|row| row.category == "live_device" && row.bytes > 0);
-    assert!(seen.count() > 0, "no reading fell into the new block's life: {rows:?}");
+    let seen = rows.iter().find(|row| row.category == "live_device" && row.bytes > 0).unwrap();
+    assert_eq!(seen.bytes, 6_291_456);
+    assert_eq!(at(seen.ts_ns, "before_attach"), Some(nvml as i64));
     assert_eq!(logged.losses().unwrap(), [].into());
 }
 
 #[test]
 fn a_program_that_starts_during_a_recording_is_seen_from_its_start() {
     let Some(device) = machine::gpus().unwrap() else { return };
-    let device = device.init_ms(120);
+    // Somebody uses the library already, as on any host with a GPU: it is probed from the start.
+    let mut idle = device.start("hold", &["4096", "0"]).unwrap();
+    idle.until_ready().unwrap();
     let recorder = Agent::new(&device).record().unwrap();
     let mut hold = device.start("hold", &["4194304", "3"]).unwrap();
     let live = truth::live(&hold.until_ready().unwrap());

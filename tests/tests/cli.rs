@@ -10,7 +10,7 @@ use std::{
 };
 
 use agent_tests::{
-    agent::{Agent, Traced, signal, vramscope},
+    agent::{Agent, signal, vramscope},
     logs::Logged,
     machine,
     sim::SimDevice,
@@ -56,9 +56,10 @@ fn the_program_has_the_callers_folder_environment_and_streams() {
     let Some(device) = machine::gpus().unwrap() else { return };
     let folder = tempfile::tempdir().unwrap();
     let mut command = Agent::new(&device).command("run");
-    let script = "read line; echo \"$line $PWD $VRAMSCOPE_TEST_VARIABLE\"; echo aside >&2; \
-                  ls /proc/self/fd | wc -l";
+    let script =
+        "read line; echo \"$line $PWD $VRAMSCOPE_TEST_VARIABLE\"; echo aside >&2; ls /proc/self/fd";
     command.args(["--", "sh", "-c", script]).current_dir(folder.path());
+    let plain = Command::new("sh").args(["-c", "ls /proc/self/fd"]).output().unwrap();
     command.env("VRAMSCOPE_TEST_VARIABLE", "seen");
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
@@ -67,12 +68,10 @@ fn the_program_has_the_callers_folder_environment_and_streams() {
     drop(stdin);
     let output = child.wait_with_output().unwrap();
     let folder = folder.path().canonicalize().unwrap();
-    let printed = text(&output.stdout);
-    let mut lines = printed.lines();
-    assert_eq!(lines.next(), Some(&*format!("hello {} seen", folder.display())));
-    // Three streams and the one that `ls` reads the folder through: no descriptor leaks into it.
-    assert_eq!(lines.next().map(str::trim), Some("4"));
-    assert_eq!(lines.next(), None, "the agent wrote to the program's stdout");
+    // No descriptor of the agent leaks into it, and the agent writes nothing to its stdout.
+    let descriptors = text(&plain.stdout);
+    let wanted = format!("hello {} seen\n{descriptors}", folder.display());
+    assert_eq!(text(&output.stdout), wanted);
     assert!(text(&output.stderr).contains("aside\n"));
 }
 
@@ -86,7 +85,7 @@ fn under_sudo_the_program_and_the_log_are_the_users() {
     let hold = device.program("hold").get_program().to_owned();
     let script = "id -u; id -g; id -G; grep Cap /proc/self/status | grep -v CapBnd; exec \"$0\"";
     command.args(["--", "sh", "-c", script]).arg(hold);
-    let mut program = Traced::start(command, &device.folder().join("log")).unwrap();
+    let mut program = agent.trace(command).unwrap();
     let lines = program.until_ready().unwrap();
     assert_eq!(lines[..3], [NOBODY, NOBODY, NOBODY]);
     for line in lines.iter().filter(|line| line.starts_with("Cap")) {
@@ -220,6 +219,7 @@ fn all_text(logged: &Logged, folder: &Path) -> String {
 #[test]
 fn secrets_of_command_lines_and_environments_stay_out_of_the_log() {
     let Some(device) = machine::gpus().unwrap() else { return };
+    let device = device.init_ms(120);
     let agent = |log: &str| {
         let agent = Agent::new(&device).log(&device.folder().join(log));
         agent.env("RANK", "3").env("API_TOKEN", "planted-in-the-environment")

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use agent::{attach::elf, probes::Library};
+use agent::{attach::elf, kernel::Site, probes::Library};
 use agent_tests::{
     agent::{Agent, signal, vramscope},
     logs::Logged,
@@ -43,7 +43,7 @@ fn entries(device: &SimDevice, pid: u32) -> Vec<([u8; 16], [u8; 16])> {
         bytes
     };
     let entry =
-        |site: &elf::Site| (read(&file, site.offset), read(&memory, start + site.offset - offset));
+        |site: &Site| (read(&file, site.offset), read(&memory, start + site.offset - offset));
     sites.iter().map(entry).collect()
 }
 

@@ -46,44 +46,42 @@ fn query() -> String {
 
 const RUN: &str = r"
 import duckdb, json, sys
-log, views, query = sys.argv[1:]
-connection = duckdb.connect()
-connection.execute('SET VARIABLE vramscope_log = ' + repr(log))
-connection.execute(open(views).read())
-result = connection.execute(query)
-names = [column[0] for column in result.description]
-print(json.dumps([dict(zip(names, map(str, row))) for row in result.fetchall()]))
+result = duckdb.sql(sys.argv[1])
+print(json.dumps([dict(zip(result.columns, map(str, row))) for row in result.fetchall()]))
 ";
 
-/// Bytes that were never freed, by level, as the query gives them.
-fn by_query(python: &Path, log: &Path) -> BTreeMap<String, i64> {
-    let views = root().join("docs/views.sql");
-    let output =
-        Command::new(python).args(["-c", RUN]).args([log, &views]).arg(query()).output().unwrap();
+/// (pid, GPU) and the bytes that the process never freed there.
+type Held = BTreeMap<(i64, String), i64>;
+
+fn by_query(python: &Path, log: &Path) -> Held {
+    let query = query().replace("LOG", &log.display().to_string());
+    let output = Command::new(python).args(["-c", RUN, &query]).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let rows: Vec<BTreeMap<String, String>> = serde_json::from_slice(&output.stdout).unwrap();
-    let mut levels = BTreeMap::new();
-    for row in rows {
-        let bytes: i64 = row["never_freed_bytes"].parse().unwrap();
-        *levels.entry(row["level"].clone()).or_default() += bytes;
-    }
-    levels
+    let held = rows.iter().map(|row| {
+        let place = (row["pid"].parse().unwrap(), row["gpu_uuid"].clone());
+        (place, row["held_bytes"].parse().unwrap())
+    });
+    held.collect()
 }
 
 /// The same from the report's JSON.
-fn by_report(log: &Path) -> BTreeMap<String, i64> {
+fn by_report(log: &Path) -> Held {
     let output = vramscope(&["report".as_ref(), "--json".as_ref(), log.as_os_str()]).unwrap();
     let model: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let mut levels = BTreeMap::new();
+    let mut held = Held::new();
     for process in model["processes"].as_array().unwrap() {
         for share in process["shares"].as_array().unwrap() {
-            for total in share["never_freed_totals"].as_array().unwrap() {
-                let level = total["level"].as_str().unwrap().to_owned();
-                *levels.entry(level).or_default() += total["bytes"].as_i64().unwrap();
+            let totals = share["never_freed_totals"].as_array().unwrap();
+            let device = totals.iter().find(|total| total["level"] == "device");
+            let uuid = share["gpu_uuid"].as_str().unwrap_or("unknown").to_owned();
+            if let Some(total) = device {
+                let place = (process["pid"].as_i64().unwrap(), uuid);
+                held.insert(place, total["bytes"].as_i64().unwrap());
             }
         }
     }
-    levels
+    held
 }
 
 #[test]
@@ -97,6 +95,7 @@ fn the_readmes_query_and_the_report_agree_to_the_byte() {
     let recorded = Agent::new(&device).run("leak_job.py", &["--seconds", "3"]).unwrap();
     assert!(recorded.status.success(), "{}", recorded.said);
     let (sql, report) = (by_query(&python, &recorded.log), by_report(&recorded.log));
-    assert!(sql["device"] > 0);
+    assert_eq!(sql.len(), 4, "{sql:?}");
+    assert!(sql.values().all(|bytes| *bytes > 0), "{sql:?}");
     assert_eq!(sql, report);
 }

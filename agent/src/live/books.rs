@@ -29,7 +29,7 @@ use crate::{
     attach::{Notice, worker::Command},
     clock::Anchor,
     decode,
-    host::{CommandDetail, Env, Host},
+    host::{CommandDetail, Env, Host, Identity},
     kernel::Counters,
 };
 
@@ -164,7 +164,7 @@ impl Books {
     }
 
     fn begin(&mut self, life: &RawLife) {
-        self.lives.begin(life.tgid, life.start_ns);
+        self.lives.begin(life.tgid, life.start_ns).told.learn(life);
         if life.parent_tgid != 0 {
             // The attaching thread lives as long as the recording.
             self.attach.send(Command::Forked(life.tgid)).unwrap_or_default();
@@ -214,22 +214,13 @@ impl Books {
     /// First traced call of a process: who it is.
     pub(super) fn announce(&mut self, tgid: u32, proc_id: ProcId) {
         self.closed.processes += 1;
-        let identity = self
-            .opening
-            .host
-            .identity(tgid, self.opening.commands)
-            .filter(|identity| identity.row.proc_id == proc_id.0);
-        let row = match identity {
+        let early = self.lives.by_id(proc_id).and_then(|life| life.early.take());
+        let row = match self.identity(tgid, proc_id).or(early) {
             Some(identity) => {
                 self.set_devices(tgid, proc_id, &identity.env);
                 identity.row
             }
-            None => ProcessRow {
-                proc_id: proc_id.0,
-                pid: tgid as i32,
-                host: self.opening.host.name().to_owned(),
-                ..ProcessRow::default()
-            },
+            None => self.told(tgid, proc_id),
         };
         debug!(tgid, command = row.command, "first traced call");
         let Some(life) = self.lives.by_id(proc_id) else { return };
@@ -240,6 +231,30 @@ impl Books {
         }
         self.write_process(proc_id);
         self.write_libraries(tgid, proc_id);
+    }
+
+    /// What `/proc` says of a process, while it is there.
+    fn identity(&self, tgid: u32, proc_id: ProcId) -> Option<Identity> {
+        let identity = self.opening.host.identity(tgid, self.opening.commands);
+        identity.filter(|identity| identity.row.proc_id == proc_id.0)
+    }
+
+    /// The row of a process of which `/proc` says nothing any more.
+    fn told(&mut self, tgid: u32, proc_id: ProcId) -> ProcessRow {
+        let row = ProcessRow {
+            proc_id: proc_id.0,
+            pid: tgid as i32,
+            host: self.opening.host.name().to_owned(),
+            ..ProcessRow::default()
+        };
+        let Some(life) = self.lives.by_id(proc_id) else { return row };
+        ProcessRow {
+            comm: life.told.comm.clone(),
+            uid: life.told.uid.map(|uid| uid as i32),
+            ppid: life.told.ppid.map(|ppid| ppid as i32),
+            start_ns: Some(self.opening.anchor.epoch(life.start_ns)),
+            ..row
+        }
     }
 
     fn set_devices(&mut self, tgid: u32, proc_id: ProcId, env: &Env) {
@@ -265,7 +280,10 @@ impl Books {
     fn write_process(&mut self, proc_id: ProcId) {
         let from_start = self.ledger.from_start(proc_id);
         let Some(life) = self.lives.by_id(proc_id) else { return };
-        let Some(mut row) = life.row.clone() else { return };
+        let Some(known) = life.row.as_mut() else { return };
+        // The ledger forgets a process that ended.
+        known.from_start |= from_start;
+        let mut row = known.clone();
         row.attached_ns = life.attached_ns;
         row.ts_ns = crate::clock::epoch_ns();
         row.from_start = from_start;
@@ -283,8 +301,10 @@ impl Books {
             let exit_code = raw.exit_code;
             self.order.push(Input::Exit { proc_id, tgid: raw.tgid, ts_ns, exit_code });
         } else {
+            life.told.learn(raw);
             self.attach.send(Command::Executed(raw.tgid)).unwrap_or_default();
             self.order.push(Input::Exec { proc_id, tgid: raw.tgid, ts_ns });
+            self.meet_again(raw.tgid, proc_id);
         }
     }
 
@@ -325,22 +345,34 @@ impl Books {
             Input::Exit { proc_id, tgid, ts_ns, exit_code } => {
                 self.finish_process(*proc_id, *tgid, *ts_ns, *exit_code);
             }
-            Input::Exec { proc_id, tgid, .. } => self.executed(*proc_id, *tgid),
+            Input::Exec { proc_id, .. } => self.executed(*proc_id),
             Input::Call(_) => {}
         }
     }
 
-    /// Another program: its name and environment are new.
-    fn executed(&mut self, proc_id: ProcId, tgid: u32) {
-        let known = self.lives.by_id(proc_id).is_some_and(|life| life.row.is_some());
-        let identity = self.opening.host.identity(tgid, self.opening.commands);
-        let Some(identity) = identity.filter(|identity| known && identity.row.proc_id == proc_id.0)
-        else {
+    /// Another program: its name and environment are new. They are read when the record of the exec
+    /// comes, not when it is applied: a short program is gone by then.
+    fn meet_again(&mut self, tgid: u32, proc_id: ProcId) {
+        let identity = self.identity(tgid, proc_id);
+        let Some(life) = self.lives.by_id(proc_id) else { return };
+        let Some(row) = life.row.as_mut() else {
+            life.early = identity;
             return;
         };
-        self.set_devices(tgid, proc_id, &identity.env);
-        if let Some(life) = self.lives.by_id(proc_id) {
-            life.row = Some(identity.row);
+        row.from_start = false;
+        if let Some(identity) = identity {
+            *row = identity.row;
+            let Opening { devices, host, .. } = &mut self.opening;
+            devices.by_environment(host, tgid, proc_id, &identity.env);
+        } else {
+            self.opening.devices.forget(proc_id);
+        }
+    }
+
+    /// The account of the new program begins, without any devices.
+    fn executed(&mut self, proc_id: ProcId) {
+        for (ordinal, device) in self.opening.devices.all(proc_id) {
+            self.ledger.set_device(proc_id, ordinal, device);
         }
         self.write_process(proc_id);
     }

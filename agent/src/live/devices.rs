@@ -85,6 +85,12 @@ impl Devices {
         self.maps.get(&proc_id)?.get(&ordinal).cloned().flatten()
     }
 
+    /// All that is known of a process's ordinals.
+    pub(super) fn all(&self, proc_id: ProcId) -> Vec<(i32, Option<DeviceId>)> {
+        let ordinals = self.maps.get(&proc_id).into_iter().flat_map(HashMap::keys).copied();
+        ordinals.map(|ordinal| (ordinal, self.of(proc_id, ordinal))).collect()
+    }
+
     /// The number that a process uses for a GPU.
     pub(super) fn ordinal_of(&self, proc_id: ProcId, uuid: &str) -> Option<i32> {
         let map = self.maps.get(&proc_id)?;

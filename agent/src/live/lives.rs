@@ -2,7 +2,10 @@
 
 use std::collections::HashMap;
 
+use agent_common::life::RawLife;
 use ledger::{call::ProcId, rows::ProcessRow};
+
+use crate::host::{Identity, text};
 
 /// Nanoseconds of a clock tick of `/proc/PID/stat` (`USER_HZ` is 100 on every architecture that we
 /// run on).
@@ -21,12 +24,40 @@ pub(super) struct Life {
     pub start_ns: u64,
     /// End, `CLOCK_BOOTTIME`, once seen.
     pub ended_ns: Option<u64>,
+    /// What the kernel said of it, for where `/proc` tells no more.
+    pub told: Told,
+    /// Who it is, looked up before its first traced call.
+    pub early: Option<Identity>,
     /// Its row, once it made its first traced call.
     pub row: Option<ProcessRow>,
     /// It used CUDA, or may have, before its probes were in place.
     pub late: bool,
     /// When its probes were in place, epoch nanoseconds.
     pub attached_ns: Option<i64>,
+}
+
+/// What the kernel half says of a process. One that ended soon after its first call has nothing in
+/// `/proc` any more.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Told {
+    /// Name of its main thread.
+    pub comm: String,
+    /// Real user id.
+    pub uid: Option<u32>,
+    /// Its parent, where it was seen to fork.
+    pub ppid: Option<u32>,
+}
+
+impl Told {
+    /// Takes in an event of the process.
+    pub(super) fn learn(&mut self, life: &RawLife) {
+        let name = life.comm.split(|byte| *byte == 0).next().unwrap_or_default();
+        self.comm = text::clean(name, life.comm.len());
+        self.uid = Some(life.uid);
+        if life.parent_tgid != 0 {
+            self.ppid = Some(life.parent_tgid);
+        }
+    }
 }
 
 /// Lives by tgid, the latest last.
@@ -52,6 +83,8 @@ impl Lives {
                 tgid,
                 start_ns,
                 ended_ns: None,
+                told: Told::default(),
+                early: None,
                 row: None,
                 late: false,
                 attached_ns: None,
@@ -126,6 +159,22 @@ mod tests {
         assert!(lives.current(7).is_none());
         lives.tidy(20_000_000_000);
         assert!(lives.at(7, 1_500_000_000).is_none());
+    }
+
+    #[test]
+    fn what_the_kernel_told_of_a_fork_outlives_the_exec() {
+        let mut told = Told::default();
+        let event = |parent_tgid, name: &[u8]| {
+            let mut comm = [0; 16];
+            comm[..name.len()].copy_from_slice(name);
+            let (kind, pad, exit_code, tgid) = (0, [0; 3], 0, 7);
+            let (ts_ns, start_ns, uid, pad_2) = (2, 1, 1000, 0);
+            RawLife { kind, pad, exit_code, tgid, parent_tgid, ts_ns, start_ns, uid, pad_2, comm }
+        };
+        told.learn(&event(5, b"sh"));
+        told.learn(&event(0, b"train\n"));
+        let expected = Told { comm: "train\\n".to_owned(), uid: Some(1000), ppid: Some(5) };
+        assert_eq!(told, expected);
     }
 
     #[test]
