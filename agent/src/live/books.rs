@@ -286,7 +286,6 @@ impl Books {
         let mut row = known.clone();
         row.attached_ns = life.attached_ns;
         row.ts_ns = crate::clock::epoch_ns();
-        row.from_start = from_start;
         self.opening.detail.clone_into(&mut row.detail);
         self.add(row);
     }
