@@ -48,7 +48,7 @@ fn split(text: &str) -> (&str, &str) {
 fn scale(number: &str, factor: f64) -> Option<f64> {
     let value: f64 = number.parse().ok()?;
     let scaled = value * factor;
-    (scaled.is_finite() && scaled >= 0.0 && scaled < 9e18).then_some(scaled)
+    (scaled.is_finite() && (0.0..9e18).contains(&scaled)).then_some(scaled)
 }
 
 #[cfg(test)]
@@ -76,8 +76,8 @@ mod tests {
     #[test]
     fn times_have_units() {
         assert_eq!(parse_duration("90"), Ok(Duration::from_secs(90)));
-        assert_eq!(parse_duration("10m"), Ok(Duration::from_secs(600)));
-        assert_eq!(parse_duration("1.5h"), Ok(Duration::from_secs(5400)));
+        assert_eq!(parse_duration("10m"), Ok(Duration::from_mins(10)));
+        assert_eq!(parse_duration("1.5h"), Ok(Duration::from_mins(90)));
         assert!(parse_duration("soon").is_err());
         assert!(parse_duration("-3s").is_err());
     }

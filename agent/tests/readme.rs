@@ -1,4 +1,5 @@
 //! What README shows is what the program prints.
+#![allow(clippy::unwrap_used, reason = "a test's helpers may panic")]
 
 use std::{path::Path, process::Command};
 

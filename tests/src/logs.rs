@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use ledger::{
-    account::state::State,
+    account::state::{Process, State},
     log::{Log, Row},
     rows::{EventRow, LossRow, ProcessRow},
 };
@@ -24,7 +24,7 @@ pub fn true_blocks(live: &[Live]) -> BTreeSet<Block> {
 
 /// What one process holds by the account; reservations and maps, which are no memory, left out.
 pub fn blocks(state: &State, proc_id: i64) -> BTreeSet<Block> {
-    let live = state.process(proc_id).into_iter().flat_map(|process| process.live());
+    let live = state.process(proc_id).into_iter().flat_map(Process::live);
     live.filter(|(_, live)| live.level.as_str() != "virtual")
         .map(|(_, live)| {
             let bytes = live.size_bytes.unwrap_or(-1) as u64;

@@ -56,7 +56,8 @@ fn the_program_has_the_callers_folder_environment_and_streams() {
     let Some(device) = machine::gpus().unwrap() else { return };
     let folder = tempfile::tempdir().unwrap();
     let mut command = Agent::new(&device).command("run");
-    let script = "read line; echo \"$line $PWD $VRAMSCOPE_TEST_VARIABLE\"; echo aside >&2; ls /proc/self/fd";
+    let script =
+        "read line; echo \"$line $PWD $VRAMSCOPE_TEST_VARIABLE\"; echo aside >&2; ls /proc/self/fd";
     command.args(["--", "sh", "-c", script]).current_dir(folder.path());
     let plain = Command::new("sh").args(["-c", "ls /proc/self/fd"]).output().unwrap();
     command.env("VRAMSCOPE_TEST_VARIABLE", "seen");

@@ -29,7 +29,7 @@ pub fn sites(file: File, library: Library) -> Result<Vec<Site>, ElfError> {
         rows_of(library).map(|(row, probe)| (probe.symbol, row)).collect();
     let mut found: Vec<Site> = elf
         .dynamic_symbols()
-        .filter(|symbol| symbol.is_definition())
+        .filter(object::ObjectSymbol::is_definition)
         .filter_map(|symbol| {
             let row = *rows.get(symbol.name().ok()?)?;
             let offset = file_offset(&segments, symbol.address())?;

@@ -82,7 +82,7 @@ pub fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
     let color = colored(cli.color, io::stdout().is_terminal());
     match cli.command {
         #[cfg(feature = "live")]
-        Command::Run(args) => run::run(args),
+        Command::Run(args) => run::run(&args),
         #[cfg(feature = "live")]
         Command::Attach(args) => attach::run(&args),
         #[cfg(feature = "live")]

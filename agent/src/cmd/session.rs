@@ -43,7 +43,7 @@ pub(super) fn start(
         full_commands: recording.full_commands,
         command: verb.to_owned(),
     };
-    Session::start(options)
+    Session::start(&options)
 }
 
 /// The kernel wants a power of two of at least a page.

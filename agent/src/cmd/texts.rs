@@ -38,15 +38,17 @@ fn schema_json() -> anyhow::Result<String> {
 fn schema_text() -> String {
     let mut text = String::new();
     for table in TABLES {
-        text.push_str(&format!("{}\n  {}\n", table.name, table.doc.trim()));
-        for column in table.columns() {
-            let nullable = if column.nullable { "?" } else { "" };
-            let ty = format!("{}{nullable}", column.ty.as_str());
-            text.push_str(&format!("    {:<28} {ty:<16} {}\n", column.name, column.doc.trim()));
-        }
+        text.extend([table.name, "\n  ", table.doc.trim(), "\n"]);
+        text.extend(table.columns().map(column_text));
         text.push('\n');
     }
     text
+}
+
+fn column_text(column: &Column) -> String {
+    let nullable = if column.nullable { "?" } else { "" };
+    let ty = format!("{}{nullable}", column.ty.as_str());
+    format!("    {:<28} {ty:<20} {}\n", column.name, column.doc.trim())
 }
 
 /// `vramscope completions`.

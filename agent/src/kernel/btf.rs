@@ -195,7 +195,7 @@ mod tests {
         };
         let found = offsets(&btf).unwrap();
         assert!(found.task_tgid > 0 && found.task_signal > 0 && found.signal_flags > 0);
-        assert_eq!(btf.offset("return_instance", "next").is_ok(), true);
+        assert!(btf.offset("return_instance", "next").is_ok());
         assert!(btf.offset("task_struct", "no_such_member").is_err());
     }
 }

@@ -119,7 +119,7 @@ impl Books {
         let mut next_poll = Instant::now() + POLL;
         while let Ok(message) = messages.recv() {
             match message {
-                Message::Batch(batch) => self.batch(batch),
+                Message::Batch(batch) => self.batch(&batch),
                 Message::Notice(notice) => self.notice(notice),
                 Message::Sample(sample) => self.sample(sample),
                 Message::Rows(rows) => self.rows.extend(rows),
@@ -147,7 +147,7 @@ impl Books {
         }
     }
 
-    fn batch(&mut self, batch: super::reader::Batch) {
+    fn batch(&mut self, batch: &super::reader::Batch) {
         for life in &batch.begins {
             self.begin(life);
         }
@@ -286,7 +286,7 @@ impl Books {
         let mut row = known.clone();
         row.attached_ns = life.attached_ns;
         row.ts_ns = crate::clock::epoch_ns();
-        row.detail = self.opening.detail.to_owned();
+        self.opening.detail.clone_into(&mut row.detail);
         self.add(row);
     }
 
@@ -511,7 +511,7 @@ impl Books {
 
     /// Losses since the last time, of the kernel half and of the ledger.
     fn write_losses(&mut self) {
-        let rows = self.polled.losses(&mut self.lives, &self.opening.anchor);
+        let rows = self.polled.losses(&mut self.lives, self.opening.anchor);
         self.closed.lost += rows.iter().map(|row| row.count.unsigned_abs()).sum::<u64>();
         self.rows.extend(rows.into_iter().map(AnyRow::from));
         for loss in self.ledger.take_losses() {
@@ -566,6 +566,6 @@ mod tests {
         assert_eq!(shell_code(0), 0);
         assert_eq!(shell_code(3 << 8), 3);
         assert_eq!(shell_code(9), 137);
-        assert_eq!(shell_code(11 | 0x80), 139);
+        assert_eq!(shell_code(0xb | 0x80), 139);
     }
 }

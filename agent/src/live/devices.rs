@@ -112,7 +112,8 @@ fn suffix(uuid: &str) -> &str {
 
 /// The 16 bytes as NVML writes them: 8-4-4-4-12 hexadecimal digits.
 fn uuid_text(uuid: [u8; 16]) -> String {
-    let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    let digit = |value: u8| char::from_digit(u32::from(value), 16).unwrap_or('0');
+    let hex: String = uuid.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 0xf)]).collect();
     [0..8, 8..12, 12..16, 16..20, 20..32].map(|range| &hex[range]).join("-")
 }
 

@@ -97,7 +97,7 @@ impl Books {
     }
 
     fn live_on(&self, proc_id: i64, gpu_uuid: &str, level: Level) -> i64 {
-        let devices = self.state.process(proc_id).map(|process| process.devices());
+        let devices = self.state.process(proc_id).map(ledger::account::state::Process::devices);
         devices
             .unwrap_or_default()
             .iter()

@@ -117,14 +117,14 @@ fn spawn<T: Send + 'static>(
 impl Session {
     /// Opens the log first, then loads the kernel half; for `Target::Host` the probes are in place
     /// when this returns.
-    pub fn start(options: Options) -> anyhow::Result<Self> {
+    pub fn start(options: &Options) -> anyhow::Result<Self> {
         let host = Host::live();
         let anchor = Anchor::now();
         let (messages, inbox) = sync_channel(MESSAGES);
         let (rows, row_batches) = sync_channel(ROW_BATCHES);
-        let log = start_log(&options, &host, anchor, row_batches, messages.clone())?;
+        let log = start_log(options, &host, anchor, row_batches, messages.clone())?;
         let (reader, gpus) = open_nvml();
-        let beginnings = first_rows(reader.as_ref(), &gpus, &host, &options);
+        let beginnings = first_rows(reader.as_ref(), &gpus, &host, options);
         rows.send(ToLog::Rows(beginnings)).context("hand the first rows to the log")?;
 
         let mut kernel = Kernel::load(options.ring_bytes)?;
@@ -133,7 +133,7 @@ impl Session {
         let stop = Arc::new(AtomicBool::new(false));
         let (commands, command_box) = mpsc::channel();
         let mut helpers =
-            start_attaching(kernel, &options, &messages, command_box, &commands, &stop)?;
+            start_attaching(kernel, options, &messages, command_box, &commands, &stop)?;
 
         let opening = Opening {
             host,
@@ -152,7 +152,7 @@ impl Session {
         let (reader_stop, out) = (Arc::clone(&stop), messages.clone());
         let ring_reader = spawn("reader", move || reader::run(rings, &reader_stop, &out))?;
         let nvml = start_nvml(reader, &messages);
-        helpers.push(start_host_samples(&options, &messages, &stop)?);
+        helpers.push(start_host_samples(options, &messages, &stop)?);
 
         let session = Self {
             stop,
@@ -260,7 +260,7 @@ fn start_log(
         options: log::Options { max_disk_bytes: options.max_disk_bytes, ..log::Options::default() },
     };
     let (opened, answer) = sync_channel(1);
-    let thread = spawn("log", move || sink::run(start, &rows, &asks, &opened))?;
+    let thread = spawn("log", move || sink::run(&start, &rows, &asks, &opened))?;
     answer.recv().context("hear from the log thread")??;
     Ok(thread)
 }

@@ -105,7 +105,7 @@ pub struct Written {
 
 /// Opens the log; the answer goes to `opened`. Then takes rows until the senders are gone.
 pub fn run(
-    start: Start,
+    start: &Start,
     inbox: &Receiver<ToLog>,
     asks: &SyncSender<Message>,
     opened: &SyncSender<anyhow::Result<()>>,
@@ -154,7 +154,7 @@ pub fn run(
     }
 }
 
-fn open(start: Start) -> anyhow::Result<Writer> {
+fn open(start: &Start) -> anyhow::Result<Writer> {
     if let Some((uid, gid)) = start.owner {
         become_owner(uid, gid).context("take on the rights of the log's owner")?;
     }

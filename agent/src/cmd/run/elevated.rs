@@ -25,10 +25,10 @@ struct Recorder {
 }
 
 /// The program runs here, as the user; `sudo` starts the recorder.
-pub(super) fn as_user(args: Run, folder: &Path) -> anyhow::Result<ExitCode> {
+pub(super) fn as_user(args: &Run, folder: &Path) -> anyhow::Result<ExitCode> {
     check_writable(folder)?;
     let waiting = Waiting::start(&args.command)?;
-    let recorder = start_recorder(&args, folder, waiting.pid())?;
+    let recorder = start_recorder(args, folder, waiting.pid())?;
     let status = session::runtime()?.block_on(async {
         let signals = session::Signals::new()?;
         wait_for(waiting.go()?, signals).await
@@ -92,7 +92,7 @@ fn start_recorder(args: &Run, folder: &Path, pid: u32) -> anyhow::Result<Recorde
 pub(in crate::cmd) fn run(args: &Agent) -> anyhow::Result<ExitCode> {
     let folder = std::path::absolute(&args.recording.output).context("resolve the log's folder")?;
     let mut session = session::start(&args.recording, &folder, Target::Processes, "run")?;
-    follow(&session, args.pid.get(), args.library_path.clone())?;
+    follow(&session, args.pid.get(), args.library_path.as_deref())?;
     session::runtime()?.block_on(async {
         // Ctrl-C at the terminal reaches this process too; the program decides when it is over.
         let _signals = session::Signals::new()?;

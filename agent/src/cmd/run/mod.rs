@@ -8,7 +8,7 @@ mod elevated;
 mod outside;
 
 use std::{
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     fs::File,
     io::Write as _,
     os::{
@@ -35,12 +35,12 @@ use crate::{
 };
 
 /// Runs the program and passes its exit code on.
-pub(super) fn run(args: Run) -> anyhow::Result<ExitCode> {
+pub(super) fn run(args: &Run) -> anyhow::Result<ExitCode> {
     if let Some(hint) = outside::hint(&args.command) {
         return Err(super::Exit { code: 2, text: hint }.into());
     }
     let folder = output::folder(&args.recording.output)?;
-    if output::is_root() { as_root(&args, &folder) } else { elevated::as_user(args, &folder) }
+    if output::is_root() { as_root(args, &folder) } else { elevated::as_user(args, &folder) }
 }
 
 /// A program that waits behind its gate.
@@ -102,7 +102,7 @@ fn as_root(args: &Run, folder: &Path) -> anyhow::Result<ExitCode> {
     let mut session = session::start(&args.recording, folder, Target::Processes, "run")?;
     let waiting = Waiting::start(&args.command)?;
     let library_path = std::env::var_os("LD_LIBRARY_PATH");
-    follow(&session, waiting.pid(), library_path)?;
+    follow(&session, waiting.pid(), library_path.as_deref())?;
     // Caught from here on: Ctrl-C is the program's, and what it wrote must still be sealed.
     let status = session::runtime()?.block_on(async {
         let signals = session::Signals::new()?;
@@ -115,8 +115,8 @@ fn as_root(args: &Run, folder: &Path) -> anyhow::Result<ExitCode> {
 }
 
 /// Probes the libraries that the program will load, and follows it.
-fn follow(session: &Session, pid: u32, library_path: Option<OsString>) -> anyhow::Result<()> {
-    session.prepare(candidates::libcuda(library_path.as_deref()), pid);
+fn follow(session: &Session, pid: u32, library_path: Option<&OsStr>) -> anyhow::Result<()> {
+    session.prepare(candidates::libcuda(library_path), pid);
     session.follow(&[pid]).context("follow the program")
 }
 
