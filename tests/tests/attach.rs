@@ -1,5 +1,8 @@
 //! Programs that run before the agent, after it, and that load the driver library late.
 
+// Clippy permits `unwrap` in tests, and knows them by this.
+#![cfg(test)]
+
 use std::{
     path::Path,
     thread,
@@ -32,7 +35,7 @@ fn what_a_running_program_held_is_before_attach_and_what_it_allocates_is_seen() 
     let mut hold = device.start("hold", &["4194304", "3"]).unwrap();
     let before = truth::live(&hold.until_ready().unwrap());
     let nvml = device.smi().unwrap().process_bytes(0, hold.pid()).unwrap();
-    let recorder = Agent::new(&device).attach(&[hold.pid()]).unwrap();
+    let recording = Agent::new(&device).attach(&[hold.pid()]).unwrap();
     let log = device.folder().join("log");
     breakdown_with(&log, "before_attach");
     let lines = hold.step("alloc 6291456").unwrap();
@@ -40,7 +43,7 @@ fn what_a_running_program_held_is_before_attach_and_what_it_allocates_is_seen() 
     breakdown_with(&log, "live_device");
     hold.step("free").unwrap();
     hold.step("free").unwrap();
-    let recorded = recorder.stop().unwrap();
+    let recorded = recording.stop().unwrap();
 
     let logged = recorded.open().unwrap();
     let process = logged.process(hold.pid()).unwrap();
@@ -80,12 +83,12 @@ fn a_program_that_starts_during_a_recording_is_seen_from_its_start() {
     // Somebody uses the library already, as on any host with a GPU: it is probed from the start.
     let mut idle = device.start("hold", &["4096", "0"]).unwrap();
     idle.until_ready().unwrap();
-    let recorder = Agent::new(&device).record().unwrap();
+    let recording = Agent::new(&device).record().unwrap();
     let mut hold = device.start("hold", &["4194304", "3"]).unwrap();
     let live = truth::live(&hold.until_ready().unwrap());
     let pid = hold.pid();
     hold.finish().unwrap();
-    let recorded = recorder.stop().unwrap();
+    let recorded = recording.stop().unwrap();
     let logged = recorded.open().unwrap();
     let process = logged.process(pid).unwrap();
     assert!(process.from_start);
@@ -100,10 +103,10 @@ fn a_library_that_an_attached_program_opens_later_is_probed_in_time() {
     let device = device.init_ms(120);
     let mut program = device.start("dlopen_late", &[]).unwrap();
     program.until_ready().unwrap();
-    let recorder = Agent::new(&device).attach(&[program.pid()]).unwrap();
+    let recording = Agent::new(&device).attach(&[program.pid()]).unwrap();
     let live = truth::live(&program.step("").unwrap());
     assert_eq!(live[0].size_bytes, 48 * MIB);
-    let recorded = recorder.stop().unwrap();
+    let recorded = recording.stop().unwrap();
     let logged = recorded.open().unwrap();
     let process = logged.process(program.pid()).unwrap();
     let state = logged.at_end().unwrap();
@@ -117,9 +120,9 @@ fn a_library_that_nobody_had_mapped_is_probed_in_time_on_the_whole_host() {
     let device = device.init_ms(120);
     let mut program = device.start("dlopen_late", &[]).unwrap();
     program.until_ready().unwrap();
-    let recorder = Agent::new(&device).record().unwrap();
+    let recording = Agent::new(&device).record().unwrap();
     let live = truth::live(&program.step("").unwrap());
-    let recorded = recorder.stop().unwrap();
+    let recorded = recording.stop().unwrap();
     let logged = recorded.open().unwrap();
     let process = logged.process(program.pid()).unwrap();
     let state = logged.at_end().unwrap();

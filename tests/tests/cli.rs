@@ -1,5 +1,8 @@
 //! The command line: what `run` passes through, exit codes, privacy.
 
+// Clippy permits `unwrap` in tests, and knows them by this.
+#![cfg(test)]
+
 use std::{
     fs,
     os::unix::fs::{MetadataExt as _, PermissionsExt as _},

@@ -1,5 +1,8 @@
 //! Contexts and what goes with them; shared memory whose references close exactly.
 
+// Clippy permits `unwrap` in tests, and knows them by this.
+#![cfg(test)]
+
 use std::collections::BTreeSet;
 
 use agent_tests::{

@@ -1,5 +1,8 @@
 //! Process life: fork, exec, exit, kill, a pid that comes back.
 
+// Clippy permits `unwrap` in tests, and knows them by this.
+#![cfg(test)]
+
 use std::{fs, os::unix::process::ExitStatusExt as _, thread, time::Duration};
 
 use agent_tests::{
@@ -170,7 +173,7 @@ fn start_as(device: &SimDevice, pid: u32, args: &[&str]) -> Option<Running> {
 #[test]
 fn a_pid_that_comes_back_is_another_process() {
     let Some(device) = gpus() else { return };
-    let recorder = Agent::new(&device).record().unwrap();
+    let recording = Agent::new(&device).record().unwrap();
     let mut first = device.start("hold", &["1048576", "3"]).unwrap();
     let pid = first.pid();
     first.until_ready().unwrap();
@@ -179,10 +182,10 @@ fn a_pid_that_comes_back_is_another_process() {
         let reason = "no pid can be chosen here (/proc/sys/kernel/ns_last_pid)";
         return machine::skip(&machine::Obstacle::of_the_machine(reason));
     };
-    let lines = second.until_ready().unwrap();
+    let said = second.until_ready().unwrap();
     let (_, status) = second.finish().unwrap();
     assert_eq!(status.signal(), None);
-    let recorded = recorder.stop().unwrap();
+    let recorded = recording.stop().unwrap();
 
     let logged = recorded.open().unwrap();
     let lives = logged.lives(pid).unwrap();
@@ -192,7 +195,7 @@ fn a_pid_that_comes_back_is_another_process() {
         blocks(&state, lives[life].proc_id).iter().map(|(_, _, bytes)| bytes).sum()
     };
     assert_eq!((bytes(0), bytes(1)), (3 * MIB, 4 * MIB));
-    assert_eq!(blocks(&state, lives[1].proc_id), true_blocks(&truth::live(&lines)));
+    assert_eq!(blocks(&state, lives[1].proc_id), true_blocks(&truth::live(&said)));
     assert!(lives[0].end_ns.unwrap() <= lives[1].start_ns.unwrap() + 10_000_000);
     assert_eq!(logged.losses().unwrap(), [].into());
 }

@@ -1,5 +1,8 @@
 //! What was not seen is counted: seen + lost = made, always.
 
+// Clippy permits `unwrap` in tests, and knows them by this.
+#![cfg(test)]
+
 use agent_tests::{
     agent::{Agent, vramscope},
     machine,

@@ -1,5 +1,8 @@
 //! Threads: frees from elsewhere, and addresses that go to the next thread at once.
 
+// Clippy permits `unwrap` in tests, and knows them by this.
+#![cfg(test)]
+
 use agent_tests::{
     agent::{Agent, Recorded},
     logs::{blocks, true_blocks},

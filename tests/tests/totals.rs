@@ -1,5 +1,8 @@
 //! Totals: PyTorch's own, and the sum that NVML's figure is broken down into.
 
+// Clippy permits `unwrap` in tests, and knows them by this.
+#![cfg(test)]
+
 use std::{thread, time::Duration};
 
 use agent_tests::{agent::Agent, logs::blocks, machine, sim::truth};
