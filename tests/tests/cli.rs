@@ -1,4 +1,5 @@
 //! The command line: what `run` passes through, exit codes, privacy.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests and their helpers may panic")]
 
 use std::{
     fs,

@@ -1,4 +1,5 @@
 //! Contexts and what goes with them; shared memory whose references close exactly.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests and their helpers may panic")]
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,5 @@
 //! What was not seen is counted: seen + lost = made, always.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests and their helpers may panic")]
 
 use agent_tests::{
     agent::{Agent, vramscope},

@@ -1,4 +1,5 @@
 //! Rows of the probe table: each call is the event that it is, once.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests and their helpers may panic")]
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,5 @@
 //! Totals: PyTorch's own, and the sum that NVML's figure is broken down into.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests and their helpers may panic")]
 
 use std::{thread, time::Duration};
 
