@@ -1,5 +1,10 @@
 //! Process life: fork, exec, exit, kill, a pid that comes back.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests and their helpers may panic")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::similar_names,
+    reason = "tests and their helpers may panic"
+)]
 
 use std::{fs, os::unix::process::ExitStatusExt as _, thread, time::Duration};
 
