@@ -58,6 +58,8 @@ fn what_a_running_program_held_is_before_attach_and_what_it_allocates_is_seen() 
             ("free", unknown, 0, true),
         ]
     );
+    // No call told which device the program's context is on: NVML did.
+    assert_eq!((events[0].cuda_ordinal, events[0].nvml_index), (Some(0), Some(0)));
     let rows = logged.rows::<BreakdownRow>().unwrap();
     let first_ns = rows.iter().map(|row| row.ts_ns).min().unwrap();
     let at = |ts_ns: i64, category: &str| {

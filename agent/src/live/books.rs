@@ -74,7 +74,7 @@ pub(super) struct Books {
     pub(super) opening: Opening,
     pub(super) lives: Lives,
     order: Order,
-    ledger: Ledger,
+    pub(super) ledger: Ledger,
     pub(super) state: State,
     pub(super) breakdown: Breakdown,
     pub(super) readings: Readings,

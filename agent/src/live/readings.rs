@@ -33,6 +33,8 @@ pub(super) struct Readings {
     waiting: BTreeMap<(i64, String), Reading>,
     devices: HashMap<String, DeviceSampleRow>,
     baselines: HashMap<(ProcId, String), i64>,
+    /// Late processes: whether NVML listed them on each device in its first reading.
+    listed: HashMap<ProcId, HashMap<String, bool>>,
     probes: HashMap<String, (i32, i32)>,
 }
 
@@ -62,6 +64,7 @@ impl Readings {
     /// Forgets an ended process.
     pub(super) fn forget(&mut self, proc_id: ProcId) {
         self.baselines.retain(|(of, _), _| *of != proc_id);
+        self.listed.remove(&proc_id);
     }
 }
 
@@ -164,6 +167,7 @@ impl Books {
             .collect();
         for (proc_id, tgid) in late {
             let listed = processes.iter().find(|process| process.pid == tgid);
+            self.note_listed(proc_id, &reading.gpu_uuid, listed.is_some());
             let used = match listed {
                 Some(process) => process.used_bytes,
                 None => Some(0),
@@ -174,6 +178,22 @@ impl Books {
                 let before = (used as i64 - since).max(0);
                 self.readings.baselines.entry(key).or_insert(before);
             }
+        }
+    }
+
+    /// A process has memory on every device on which it has a context. Where NVML lists it on one
+    /// device only, its contexts from before attach, which no call tells of, are there.
+    fn note_listed(&mut self, proc_id: ProcId, gpu_uuid: &str, is_listed: bool) {
+        let devices = self.readings.listed.entry(proc_id).or_default();
+        if devices.contains_key(gpu_uuid) {
+            return;
+        }
+        devices.insert(gpu_uuid.to_owned(), is_listed);
+        let mut on = devices.iter().filter(|(_, listed)| **listed).map(|(uuid, _)| uuid);
+        let complete = devices.len() == self.opening.devices.gpus().len();
+        let (Some(only), None, true) = (on.next(), on.next(), complete) else { return };
+        if let Some(ordinal) = self.opening.devices.ordinal_of(proc_id, only) {
+            self.ledger.set_device_before_attach(proc_id, ordinal);
         }
     }
 

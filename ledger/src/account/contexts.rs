@@ -39,6 +39,8 @@ pub(super) struct Contexts {
     primary: HashMap<i32, u64>,
     threads: HashMap<u32, Vec<u64>>,
     ever: Ever,
+    /// The device of all contexts that were made before the process was attached to.
+    before_attach: Option<i32>,
 }
 
 impl Default for Contexts {
@@ -48,6 +50,7 @@ impl Default for Contexts {
             primary: HashMap::new(),
             threads: HashMap::new(),
             ever: Ever::None,
+            before_attach: None,
         }
     }
 }
@@ -57,14 +60,22 @@ impl Contexts {
     ///
     /// A thread of which no context is known is placed only in a process that was seen from its
     /// start (`from_start`) and has had one context ever: an allocation that succeeded needs a
-    /// context, and there is no other. Everything else would be a guess.
+    /// context, and there is no other. In a process that was attached to, a context that is not
+    /// known is from before, and its device is known where all of those are on one. Everything else
+    /// would be a guess.
     pub(super) fn place(&self, tid: u32, from_start: bool) -> Place {
         let current = self.threads.get(&tid).and_then(|stack| stack.last()).copied();
         let ctx = current.or(match self.ever {
             Ever::One(ctx) if from_start && self.live.contains_key(&ctx) => Some(ctx),
             _ => None,
         });
-        Place { ctx, ordinal: ctx.and_then(|ctx| self.ordinal(ctx)) }
+        let ordinal = ctx.and_then(|ctx| self.ordinal(ctx));
+        Place { ctx, ordinal: ordinal.or(self.before_attach) }
+    }
+
+    /// Contexts from before attach are all on this device.
+    pub(super) fn set_before_attach(&mut self, ordinal: i32) {
+        self.before_attach = Some(ordinal);
     }
 
     /// Device of a context.

@@ -101,6 +101,13 @@ impl Ledger {
         }
     }
 
+    /// Says that every context that the process had when it was attached to is on one device.
+    pub fn set_device_before_attach(&mut self, proc_id: ProcId, ordinal: i32) {
+        if let Some(process) = self.process(proc_id) {
+            process.books.set_before_attach(ordinal);
+        }
+    }
+
     /// The process was seen from its first `cuInit`: nothing of it is from before attach.
     pub fn from_start(&self, proc_id: ProcId) -> bool {
         self.processes.get(&proc_id).is_some_and(|process| process.who.from_start)

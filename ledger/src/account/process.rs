@@ -95,6 +95,11 @@ impl Process {
 }
 
 impl Account {
+    /// Contexts from before attach are all on this device.
+    pub(super) fn set_before_attach(&mut self, ordinal: i32) {
+        self.contexts.set_before_attach(ordinal);
+    }
+
     /// Applies a call that succeeded.
     pub(super) fn apply(&mut self, desk: &mut Desk<'_>, call: &Call) {
         match call.action {

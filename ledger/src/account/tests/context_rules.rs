@@ -31,6 +31,18 @@ fn with_one_context_ever_and_seen_whole_threads_need_no_call_of_their_own() {
 }
 
 #[test]
+fn contexts_from_before_attach_are_on_the_device_that_all_of_them_are_on() {
+    let mut bench = Bench::default();
+    bench.run(&[free(9)]).ledger.set_device_before_attach(PROC, 3);
+    bench.run(&[alloc(1, 1)]);
+    assert_eq!(bench.last().cuda_ordinal, Some(3), "no context was ever seen");
+    bench.run(&[Action::CtxSet { ctx: 0xf }, alloc(2, 1)]);
+    assert_eq!(bench.last().cuda_ordinal, Some(3), "a context that nobody was seen to make");
+    bench.run(&[RETAIN, Action::CtxSet { ctx: 0xa }, alloc(3, 1)]);
+    assert_eq!(bench.last().cuda_ordinal, Some(0), "a new one says itself where it is");
+}
+
+#[test]
 fn a_failed_allocation_names_its_device() {
     let mut bench = Bench::default();
     bench.run(&[RETAIN, Action::CtxSet { ctx: 0xa }]);
