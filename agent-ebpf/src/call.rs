@@ -19,6 +19,7 @@ use aya_ebpf::{
     maps::HashMap,
     programs::{ProbeContext, RetProbeContext},
 };
+use aya_log_ebpf::warn;
 use zerocopy::IntoBytes as _;
 
 use crate::{emit, life::note_process, lose::lose};
@@ -101,12 +102,11 @@ pub(crate) fn call_enter(ctx: ProbeContext) -> u32 {
     if let Some(index) = cookie.extra_arg
         && !cookie.extra_at_exit
     {
-        match structure(word_of(&pending.words, index)) {
-            Ok(extra) => pending.extra = extra,
-            Err(_) => {
-                pending.flags |= u64::from(FLAG_STRUCT_FAULT);
-                lose(tgid, Loss::StructFault);
-            }
+        if let Ok(extra) = structure(word_of(&pending.words, index)) {
+            pending.extra = extra;
+        } else {
+            pending.flags |= u64::from(FLAG_STRUCT_FAULT);
+            lose(tgid, Loss::StructFault);
         }
     }
     let key = PendingKey { ids, row: u64::from(cookie.row) };
@@ -117,6 +117,7 @@ pub(crate) fn call_enter(ctx: ProbeContext) -> u32 {
             lose(tgid, Loss::PendingOverwritten);
         } else {
             lose(tgid, Loss::PendingFull);
+            warn!(&ctx, "no room for another call in flight; row {}", cookie.row);
         }
     }
     0
@@ -136,7 +137,7 @@ pub(crate) fn call_exit(ctx: RetProbeContext) -> u32 {
     };
     // SAFETY: a map value, valid until the program returns; only this thread touches its key.
     let mut pending = unsafe { *pending };
-    let _ = PENDING.remove(key);
+    PENDING.remove(key).unwrap_or_default();
     let result = ctx.ret::<i64>() as i32;
     if result == 0 {
         read_results(&mut pending, cookie, tgid);
@@ -190,7 +191,7 @@ fn send(record: &RawCall, wide: bool) {
     let bytes = record.as_bytes();
     let sent = if wide { emit::call(bytes) } else { emit::call(&bytes[..NARROW_LEN]) };
     // Failures are what a post-mortem needs most: they may use the reserved ring.
-    if !sent && !(record.result != 0 && emit::life(bytes)) {
+    if !sent && (record.result == 0 || !emit::life(bytes)) {
         lose(record.tgid, Loss::RingFull);
     }
 }

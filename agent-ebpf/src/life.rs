@@ -134,7 +134,7 @@ pub(crate) fn process_exit(_ctx: RawTracePointContext) -> i32 {
         let mut exit = event(KIND_EXIT, tgid, task);
         exit.exit_code = task.exit_code();
         // Removing cannot fail here: the entry was just seen.
-        let _ = KNOWN.remove(tgid);
+        KNOWN.remove(tgid).unwrap_or_default();
         send(&exit);
     }
     0

@@ -56,7 +56,7 @@ fn totals_of(key: TensorKey) -> Option<*mut TensorTotals> {
         freed_bytes: 0,
     };
     // Fails when full or when another CPU was first; the look-up tells which.
-    let _ = TENSORS.insert(key, empty, u64::from(BPF_NOEXIST));
+    TENSORS.insert(key, empty, u64::from(BPF_NOEXIST)).unwrap_or_default();
     TENSORS.get_ptr_mut(key)
 }
 

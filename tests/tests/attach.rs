@@ -1,7 +1,5 @@
 //! Programs that run before the agent, after it, and that load the driver library late.
-
-// Clippy permits `unwrap` in tests, and knows them by this.
-#![cfg(test)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests and their helpers may panic")]
 
 use std::{
     path::Path,

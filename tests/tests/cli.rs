@@ -1,7 +1,5 @@
 //! The command line: what `run` passes through, exit codes, privacy.
-
-// Clippy permits `unwrap` in tests, and knows them by this.
-#![cfg(test)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests and their helpers may panic")]
 
 use std::{
     fs,

@@ -1,7 +1,5 @@
 //! Contexts and what goes with them; shared memory whose references close exactly.
-
-// Clippy permits `unwrap` in tests, and knows them by this.
-#![cfg(test)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests and their helpers may panic")]
 
 use std::collections::BTreeSet;
 

@@ -1,8 +1,6 @@
 //! Agents that are killed, disks that are full, folders that can't be written: the program goes on
 //! and what was written stays readable.
-
-// Clippy permits `unwrap` in tests, and knows them by this.
-#![cfg(test)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests and their helpers may panic")]
 
 use std::{
     collections::BTreeMap,

@@ -1,7 +1,10 @@
 //! Process life: fork, exec, exit, kill, a pid that comes back.
-
-// Clippy permits `unwrap` in tests, and knows them by this.
-#![cfg(test)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::similar_names,
+    reason = "tests and their helpers may panic"
+)]
 
 use std::{fs, os::unix::process::ExitStatusExt as _, thread, time::Duration};
 

@@ -1,7 +1,5 @@
 //! What was not seen is counted: seen + lost = made, always.
-
-// Clippy permits `unwrap` in tests, and knows them by this.
-#![cfg(test)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests and their helpers may panic")]
 
 use agent_tests::{
     agent::{Agent, vramscope},

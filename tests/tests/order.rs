@@ -1,7 +1,5 @@
 //! Threads: frees from elsewhere, and addresses that go to the next thread at once.
-
-// Clippy permits `unwrap` in tests, and knows them by this.
-#![cfg(test)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests and their helpers may panic")]
 
 use agent_tests::{
     agent::{Agent, Recorded},

@@ -1,7 +1,5 @@
 //! The same answer in SQL: the query of the README, over the log of the demonstration's job.
-
-// Clippy permits `unwrap` in tests, and knows them by this.
-#![cfg(test)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests and their helpers may panic")]
 
 use std::{
     collections::BTreeMap,
@@ -40,7 +38,7 @@ fn python() -> Result<PathBuf, Obstacle> {
     if made { Ok(own) } else { Err(Obstacle::avoidable(format!("no Python with {pin}"))) }
 }
 
-/// The block of the README that is marked `sql duckdb-demo`.
+/// The block of the README whose fence is marked `sql duckdb-demo`.
 fn query() -> String {
     let readme = fs::read_to_string(root().join("README.md")).expect("there is a README.md");
     let (_, rest) = readme.split_once("```sql duckdb-demo\n").expect("the README has the query");

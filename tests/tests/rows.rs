@@ -1,7 +1,5 @@
 //! Rows of the probe table: each call is the event that it is, once.
-
-// Clippy permits `unwrap` in tests, and knows them by this.
-#![cfg(test)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests and their helpers may panic")]
 
 use std::collections::BTreeSet;
 

@@ -1,7 +1,5 @@
 //! Totals: PyTorch's own, and the sum that NVML's figure is broken down into.
-
-// Clippy permits `unwrap` in tests, and knows them by this.
-#![cfg(test)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests and their helpers may panic")]
 
 use std::{thread, time::Duration};
 

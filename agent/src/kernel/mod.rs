@@ -18,8 +18,9 @@ use aya::{
         uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLink, UProbeScope},
     },
 };
+use aya_log::EbpfLogger;
 use thiserror::Error;
-use tracing::info;
+use tracing::{info, warn};
 use zerocopy::IntoBytes as _;
 
 use self::multi::MultiProgram;
@@ -187,10 +188,14 @@ impl Kernel {
 
     /// The counters and totals; once.
     pub fn take_counters(&mut self) -> Result<Counters, KernelError> {
+        let diagnostics = EbpfLogger::init_with_logger(&mut self.ebpf, ToTracing)
+            .inspect_err(|error| info!(%error, "no diagnostics from the kernel half"))
+            .ok();
         Ok(Counters {
             loss_totals: take(&mut self.ebpf, "LOSS_TOTALS")?,
             losses: take(&mut self.ebpf, "LOSS_COUNTS")?,
             tensors: take(&mut self.ebpf, "TENSORS")?,
+            diagnostics,
         })
     }
 
@@ -307,6 +312,23 @@ pub struct Counters {
     loss_totals: Array<MapData, u64>,
     losses: HashMap<MapData, [u32; 2], u64>,
     tensors: HashMap<MapData, [u32; 2], [u64; 10]>,
+    diagnostics: Option<EbpfLogger<ToTracing>>,
+}
+
+/// Rare words of the kernel half, never one per event, handed on to our own log.
+#[derive(Debug)]
+struct ToTracing;
+
+impl log::Log for ToTracing {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        warn!("kernel half: {}", record.args());
+    }
+
+    fn flush(&self) {}
 }
 
 /// A loss counter of one process.
@@ -329,6 +351,13 @@ impl Counters {
                 self.loss_totals.get(&(*reason as u32), 0).map_err(map_error("LOSS_TOTALS"))?;
         }
         Ok(totals)
+    }
+
+    /// Hands on what the kernel half had to say.
+    pub fn tell_diagnostics(&mut self) {
+        if let Some(logger) = &mut self.diagnostics {
+            logger.flush();
+        }
     }
 
     /// Counters per process, as far as the kernel had room for them.

@@ -40,6 +40,7 @@ impl Polled {
 
     /// Rows for what was lost since the last time.
     pub(super) fn losses(&mut self, lives: &mut Lives, anchor: Anchor) -> Vec<LossRow> {
+        self.counters.tell_diagnostics();
         let now_ns = clock::epoch_ns();
         let window_start_ns = std::mem::replace(&mut self.last_ns, now_ns);
         let mut rows: Vec<LossRow> = Vec::new();

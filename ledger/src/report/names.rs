@@ -80,7 +80,7 @@ mod tests {
     #[test]
     fn the_script_names_an_interpreter() {
         for (command, name) in [
-            ("/usr/bin/python3.11 -u /home/u/leak_job.py --lr 1", "leak_job.py"),
+            ("/usr/bin/python3.11 -u /data/u/leak_job.py --lr 1", "leak_job.py"),
             ("python3 -m torch.distributed.run train.py", "torch.distributed.run"),
             ("python3", "python3"),
             ("./w1 10", "w1"),
