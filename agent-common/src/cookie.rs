@@ -15,6 +15,8 @@ pub struct Cookie {
     pub extra_at_exit: bool,
     /// More than [`crate::call::NARROW_WORDS`] arguments, or a structure, matter.
     pub wide: bool,
+    /// Changes nothing in the account: one that was in flight when the probe came is no loss.
+    pub harmless: bool,
 }
 
 /// Rows that the probe table can have; bounds the clean-up loop of an ended thread.
@@ -34,6 +36,7 @@ impl Cookie {
             | extra << 24
             | (self.extra_at_exit as u64) << 28
             | (self.wide as u64) << 29
+            | (self.harmless as u64) << 30
     }
 
     /// Reads what [`Cookie::pack`] wrote.
@@ -45,6 +48,7 @@ impl Cookie {
             extra_arg: if extra == EXTRA_NONE { None } else { Some(extra as u8) },
             extra_at_exit: bits >> 28 & 1 == 1,
             wide: bits >> 29 & 1 == 1,
+            harmless: bits >> 30 & 1 == 1,
         }
     }
 }
@@ -57,13 +61,14 @@ mod tests {
     fn packing_round_trips() {
         for row in [0, 1, 77, 127] {
             for extra_arg in [None, Some(0), Some(5)] {
-                for bits in 0..4u8 {
+                for bits in 0..8u8 {
                     let cookie = Cookie {
                         row,
                         outs: 0b10_0001,
                         extra_arg,
                         extra_at_exit: bits & 1 == 1,
                         wide: bits & 2 == 2,
+                        harmless: bits & 4 == 4,
                     };
                     assert_eq!(Cookie::unpack(cookie.pack()), cookie);
                 }

@@ -132,7 +132,9 @@ pub(crate) fn call_exit(ctx: RetProbeContext) -> u32 {
     let tgid = (ids >> 32) as u32;
     let key = PendingKey { ids, row: u64::from(cookie.row) };
     let Some(pending) = PENDING.get_ptr(key) else {
-        lose(tgid, Loss::ExitWithoutEnter);
+        if !cookie.harmless {
+            lose(tgid, Loss::ExitWithoutEnter);
+        }
         return 0;
     };
     // SAFETY: a map value, valid until the program returns; only this thread touches its key.
