@@ -17,10 +17,16 @@ pub struct Cookie {
     pub wide: bool,
     /// Changes nothing in the account: one that was in flight when the probe came is no loss.
     pub harmless: bool,
+    /// Which attachment the probe belongs to: its calls count once that one is armed, which the
+    /// agent says when the entries *and* the returns of all its functions are in place.
+    pub slot: u16,
 }
 
 /// Rows that the probe table can have; bounds the clean-up loop of an ended thread.
 pub const MAX_ROWS: u16 = 128;
+
+/// Attachments that can be told apart.
+pub const SLOTS: u32 = 1 << 16;
 
 const EXTRA_NONE: u64 = 7;
 
@@ -37,6 +43,7 @@ impl Cookie {
             | (self.extra_at_exit as u64) << 28
             | (self.wide as u64) << 29
             | (self.harmless as u64) << 30
+            | (self.slot as u64) << 32
     }
 
     /// Reads what [`Cookie::pack`] wrote.
@@ -49,6 +56,7 @@ impl Cookie {
             extra_at_exit: bits >> 28 & 1 == 1,
             wide: bits >> 29 & 1 == 1,
             harmless: bits >> 30 & 1 == 1,
+            slot: (bits >> 32) as u16,
         }
     }
 }
@@ -69,6 +77,7 @@ mod tests {
                         extra_at_exit: bits & 1 == 1,
                         wide: bits & 2 == 2,
                         harmless: bits & 4 == 4,
+                        slot: row ^ 0xffff,
                     };
                     assert_eq!(Cookie::unpack(cookie.pack()), cookie);
                 }

@@ -221,6 +221,7 @@ impl Probe {
             extra_at_exit: false,
             wide: false,
             harmless: false,
+            slot: 0,
         };
         match self.meaning {
             Meaning::Alloc(_, out, size) => {
