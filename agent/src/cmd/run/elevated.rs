@@ -2,6 +2,7 @@
 
 use std::{
     io::{BufRead as _, BufReader, Read as _},
+    os::unix::fs::DirBuilderExt as _,
     path::Path,
     process::{Child, ChildStdin, Command, ExitCode, Stdio},
 };
@@ -41,7 +42,9 @@ pub(super) fn as_user(args: &Run, folder: &Path) -> anyhow::Result<ExitCode> {
 
 /// The user's own rights decide whether the log may be there.
 fn check_writable(folder: &Path) -> anyhow::Result<()> {
-    std::fs::create_dir_all(folder).and_then(|()| tempfile_in(folder)).with_context(|| {
+    // For the user alone, as the recorder would make it.
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
+    made.and_then(|()| tempfile_in(folder)).with_context(|| {
         format!("write to the log's folder {}; choose another with -o", folder.display())
     })
 }
