@@ -15,10 +15,18 @@ pub struct Cookie {
     pub extra_at_exit: bool,
     /// More than [`crate::call::NARROW_WORDS`] arguments, or a structure, matter.
     pub wide: bool,
+    /// Changes nothing in the account: one that was in flight when the probe came is no loss.
+    pub harmless: bool,
+    /// Which attachment the probe belongs to: its calls count once that one is armed, which the
+    /// agent says when the entries *and* the returns of all its functions are in place.
+    pub slot: u16,
 }
 
 /// Rows that the probe table can have; bounds the clean-up loop of an ended thread.
 pub const MAX_ROWS: u16 = 128;
+
+/// Attachments that can be told apart.
+pub const SLOTS: u32 = 1 << 16;
 
 const EXTRA_NONE: u64 = 7;
 
@@ -34,6 +42,8 @@ impl Cookie {
             | extra << 24
             | (self.extra_at_exit as u64) << 28
             | (self.wide as u64) << 29
+            | (self.harmless as u64) << 30
+            | (self.slot as u64) << 32
     }
 
     /// Reads what [`Cookie::pack`] wrote.
@@ -45,6 +55,8 @@ impl Cookie {
             extra_arg: if extra == EXTRA_NONE { None } else { Some(extra as u8) },
             extra_at_exit: bits >> 28 & 1 == 1,
             wide: bits >> 29 & 1 == 1,
+            harmless: bits >> 30 & 1 == 1,
+            slot: (bits >> 32) as u16,
         }
     }
 }
@@ -57,13 +69,15 @@ mod tests {
     fn packing_round_trips() {
         for row in [0, 1, 77, 127] {
             for extra_arg in [None, Some(0), Some(5)] {
-                for bits in 0..4u8 {
+                for bits in 0..8u8 {
                     let cookie = Cookie {
                         row,
                         outs: 0b10_0001,
                         extra_arg,
                         extra_at_exit: bits & 1 == 1,
                         wide: bits & 2 == 2,
+                        harmless: bits & 4 == 4,
+                        slot: row ^ 0xffff,
                     };
                     assert_eq!(Cookie::unpack(cookie.pack()), cookie);
                 }

@@ -5,7 +5,7 @@ use agent_common::{
         EXTRA_WORDS, FLAG_OUT_FAULT, FLAG_STRUCT_FAULT, FLAG_WIDE, KIND_CALL, KIND_NOTE,
         NARROW_LEN, RawCall, WORDS,
     },
-    cookie::Cookie,
+    cookie::{Cookie, SLOTS},
     loss::Loss,
 };
 use aya_ebpf::{
@@ -16,7 +16,7 @@ use aya_ebpf::{
         generated::bpf_get_attach_cookie,
     },
     macros::{map, uprobe, uretprobe},
-    maps::HashMap,
+    maps::{Array, HashMap},
     programs::{ProbeContext, RetProbeContext},
 };
 use aya_log_ebpf::warn;
@@ -47,6 +47,16 @@ struct Pending {
 /// Calls in flight. Not an LRU map: an eviction would corrupt the account silently.
 #[map]
 static PENDING: HashMap<PendingKey, Pending> = HashMap::with_max_entries(32768, 0);
+
+/// Attachments whose probes are all in place, by their cookies' slot. Until then a return may be
+/// probed whose entry is not: such calls are from before the attachment, and no loss.
+#[map]
+static ARMED: Array<u32> = Array::with_max_entries(SLOTS, 0);
+
+#[inline(always)]
+fn armed(cookie: Cookie) -> bool {
+    ARMED.get(u32::from(cookie.slot)).is_some_and(|armed| *armed != 0)
+}
 
 /// Drops the thread's entry of `row`; true if there was one.
 #[inline(always)]
@@ -89,6 +99,9 @@ fn word_of(words: &[u64; WORDS], index: u8) -> u64 {
 #[uprobe]
 pub(crate) fn call_enter(ctx: ProbeContext) -> u32 {
     let cookie = cookie(ctx.as_ptr());
+    if !armed(cookie) {
+        return 0;
+    }
     let ids = bpf_get_current_pid_tgid();
     let tgid = (ids >> 32) as u32;
     note_process(tgid);
@@ -132,7 +145,9 @@ pub(crate) fn call_exit(ctx: RetProbeContext) -> u32 {
     let tgid = (ids >> 32) as u32;
     let key = PendingKey { ids, row: u64::from(cookie.row) };
     let Some(pending) = PENDING.get_ptr(key) else {
-        lose(tgid, Loss::ExitWithoutEnter);
+        if armed(cookie) && !cookie.harmless {
+            lose(tgid, Loss::ExitWithoutEnter);
+        }
         return 0;
     };
     // SAFETY: a map value, valid until the program returns; only this thread touches its key.

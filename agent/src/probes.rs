@@ -214,8 +214,15 @@ impl Probe {
 
     /// What the kernel half must know of row `row`.
     pub const fn cookie(&self, row: u16) -> Cookie {
-        let mut cookie =
-            Cookie { row, outs: 0, extra_arg: None, extra_at_exit: false, wide: false };
+        let mut cookie = Cookie {
+            row,
+            outs: 0,
+            extra_arg: None,
+            extra_at_exit: false,
+            wide: false,
+            harmless: false,
+            slot: 0,
+        };
         match self.meaning {
             Meaning::Alloc(_, out, size) => {
                 cookie.outs = 1 << out.0;
@@ -233,7 +240,9 @@ impl Probe {
                 cookie.extra_arg = Some(out.0);
                 cookie.extra_at_exit = true;
                 cookie.wide = true;
+                cookie.harmless = true;
             }
+            Meaning::Init => cookie.harmless = true,
             Meaning::VmmRetain(out, _)
             | Meaning::VmmImport(out)
             | Meaning::Reserve(out, _)

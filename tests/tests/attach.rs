@@ -98,7 +98,7 @@ fn a_program_that_starts_during_a_recording_is_seen_from_its_start() {
 #[test]
 fn a_library_that_an_attached_program_opens_later_is_probed_in_time() {
     let Some(device) = machine::gpus().unwrap() else { return };
-    let device = device.init_ms(120);
+    let device = device.init_ms(500);
     let mut program = device.start("dlopen_late", &[]).unwrap();
     program.until_ready().unwrap();
     let recording = Agent::new(&device).attach(&[program.pid()]).unwrap();
@@ -117,7 +117,7 @@ fn a_library_that_an_attached_program_opens_later_is_probed_in_time() {
 #[test]
 fn a_library_that_nobody_had_mapped_is_probed_in_time_on_the_whole_host() {
     let Some(device) = machine::gpus().unwrap() else { return };
-    let device = device.init_ms(120);
+    let device = device.init_ms(500);
     let mut program = device.start("dlopen_late", &[]).unwrap();
     program.until_ready().unwrap();
     let recording = Agent::new(&device).record().unwrap();

@@ -220,7 +220,7 @@ fn all_text(logged: &Logged, folder: &Path) -> String {
 #[test]
 fn secrets_of_command_lines_and_environments_stay_out_of_the_log() {
     let Some(device) = machine::gpus().unwrap() else { return };
-    let device = device.init_ms(120);
+    let device = device.init_ms(500);
     let agent = |log: &str| {
         let agent = Agent::new(&device).log(&device.folder().join(log));
         agent.env("RANK", "3").env("API_TOKEN", "planted-in-the-environment")

@@ -24,7 +24,7 @@ const MIB: u64 = 1 << 20;
 /// GPUs on which the first call of a process takes as long as the real one, in which the agent puts
 /// its probes into a process that it did not start.
 fn gpus() -> Option<SimDevice> {
-    machine::gpus().unwrap().map(|device| device.init_ms(120))
+    machine::gpus().unwrap().map(|device| device.init_ms(500))
 }
 
 /// What a process held when it ended, by the account.

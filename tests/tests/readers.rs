@@ -93,7 +93,7 @@ fn the_readmes_query_and_the_report_agree_to_the_byte() {
         Err(obstacle) => return machine::skip(&obstacle),
     };
     // As long as the real ones take: the ranks are met by the agent only when they start.
-    let device = device.gpus(4).init_ms(120).context_ms(30);
+    let device = device.gpus(4).init_ms(500).context_ms(30);
     let recorded = Agent::new(&device).run("leak_job.py", &["--seconds", "3"]).unwrap();
     assert!(recorded.status.success(), "{}", recorded.said);
     let (sql, report) = (by_query(&python, &recorded.log), by_report(&recorded.log));

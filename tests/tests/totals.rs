@@ -136,7 +136,7 @@ fn the_parts_of_the_breakdown_add_up_to_what_nvml_charges() {
 #[test]
 fn the_process_says_which_device_is_which() {
     let Some(device) = machine::gpus().unwrap() else { return };
-    let device = device.gpus(4).init_ms(120).set("SIM_CUDA_ORDER", "reverse");
+    let device = device.gpus(4).init_ms(500).set("SIM_CUDA_ORDER", "reverse");
     let uuids: Vec<_> =
         device.smi().unwrap().gpus.into_iter().map(|gpu| gpu.uuid).collect::<Vec<_>>();
     // Ordinal 1 of the GPUs 2 and 0.

@@ -82,7 +82,7 @@ struct Place<'a> {
 }
 
 /// Attaches and detaches.
-#[derive(Debug)]
+#[expect(missing_debug_implementations, reason = "aya's maps have none")]
 pub struct Attacher {
     kernel: Kernel,
     host: Host,

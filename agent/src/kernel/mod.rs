@@ -119,11 +119,13 @@ pub struct Rings {
 }
 
 /// The loaded programs and the maps that are written from here.
-#[derive(Debug)]
+#[expect(missing_debug_implementations, reason = "aya's maps have none")]
 pub struct Kernel {
     ebpf: Ebpf,
     /// Entry, return, `PyTorch`'s reporter; `None` where this kernel has no multi links.
     multi: Option<[MultiProgram; 3]>,
+    armed: Array<MapData, u32>,
+    next_slot: u16,
     known: HashMap<MapData, u32, u32>,
 }
 
@@ -178,7 +180,8 @@ impl Kernel {
             .inspect_err(|error| info!(%error, "one link a probe: detaching will be slow"))
             .ok();
         let known = take(&mut ebpf, "KNOWN")?;
-        Ok(Self { ebpf, multi, known })
+        let armed = take(&mut ebpf, "ARMED")?;
+        Ok(Self { ebpf, multi, armed, next_slot: 0, known })
     }
 
     /// The rings; once.
@@ -204,18 +207,27 @@ impl Kernel {
         self.known.insert(tgid, flags, 0).map_err(map_error("KNOWN"))
     }
 
-    /// Attaches every site's programs; all or none.
+    /// Attaches every site's programs; all or none. Calls count from when the last one is in place.
     pub fn attach(
         &mut self,
         file: &Path,
         sites: &[Site],
         scope: Scope,
     ) -> Result<Links, KernelError> {
-        if self.multi.is_some() {
-            self.attach_multi(file, sites, scope)
+        let slot = self.next_slot;
+        self.next_slot = slot.wrapping_add(1);
+        self.arm(slot, false)?;
+        let links = if self.multi.is_some() {
+            self.attach_multi(file, sites, scope, slot)
         } else {
-            self.attach_single(file, sites, scope)
-        }
+            self.attach_single(file, sites, scope, slot)
+        }?;
+        self.arm(slot, true)?;
+        Ok(links)
+    }
+
+    fn arm(&mut self, slot: u16, armed: bool) -> Result<(), KernelError> {
+        self.armed.set(u32::from(slot), u32::from(armed), 0).map_err(map_error("ARMED"))
     }
 
     /// A link for all entries, one for all returns. The returns first: an entry without its return
@@ -225,6 +237,7 @@ impl Kernel {
         file: &Path,
         sites: &[Site],
         scope: Scope,
+        slot: u16,
     ) -> Result<Links, KernelError> {
         let Some([enter, exit, tensor]) = &self.multi else {
             return Err(KernelError::Part("programs for multi links"));
@@ -237,8 +250,9 @@ impl Kernel {
         for (program, kind) in
             [(exit, Programs::Pair), (enter, Programs::Pair), (tensor, Programs::Tensor)]
         {
-            let (offsets, cookies): (Vec<u64>, Vec<u64>) =
-                of_kind(sites, kind).map(|(site, cookie)| (site.offset, cookie.pack())).unzip();
+            let (offsets, cookies): (Vec<u64>, Vec<u64>) = of_kind(sites, kind, slot)
+                .map(|(site, cookie)| (site.offset, cookie.pack()))
+                .unzip();
             if !offsets.is_empty() {
                 let link = program
                     .attach(file, &offsets, &cookies, pid)
@@ -255,13 +269,14 @@ impl Kernel {
         file: &Path,
         sites: &[Site],
         scope: Scope,
+        slot: u16,
     ) -> Result<Links, KernelError> {
         let mut links = Links::default();
         for (names, kind) in [
             (["call_exit", "call_enter"].as_slice(), Programs::Pair),
             (["tensor_usage"].as_slice(), Programs::Tensor),
         ] {
-            for (site, cookie) in of_kind(sites, kind) {
+            for (site, cookie) in of_kind(sites, kind, slot) {
                 for name in names {
                     self.attach_one(name, file, cookie, site.offset, scope, &mut links)?;
                 }
@@ -293,10 +308,11 @@ impl Kernel {
 }
 
 /// Sites whose rows need these programs, with their cookies.
-fn of_kind(sites: &[Site], kind: Programs) -> impl Iterator<Item = (&Site, Cookie)> {
+fn of_kind(sites: &[Site], kind: Programs, slot: u16) -> impl Iterator<Item = (&Site, Cookie)> {
     sites.iter().filter_map(move |site| {
         let probe = PROBES.get(usize::from(site.row))?;
-        (probe.programs() == kind).then(|| (site, probe.cookie(site.row)))
+        let cookie = Cookie { slot, ..probe.cookie(site.row) };
+        (probe.programs() == kind).then_some((site, cookie))
     })
 }
 

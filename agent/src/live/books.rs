@@ -506,6 +506,7 @@ impl Books {
     fn poll(&mut self) {
         self.write_losses();
         self.write_totals(None);
+        self.write_containers();
         self.lives.tidy(crate::clock::boot_ns());
     }
 

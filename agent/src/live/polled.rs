@@ -1,6 +1,6 @@
 //! What the kernel half only counts: losses and `PyTorch` totals, looked at four times a second.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use agent_common::{
     loss::{LOSSES, Loss},
@@ -24,6 +24,7 @@ pub(super) struct Polled {
     unattributed: HashMap<&'static str, u64>,
     totals: HashMap<(u32, u32), TensorTotals>,
     last_ns: i64,
+    containers_ns: i64,
 }
 
 impl Polled {
@@ -35,6 +36,7 @@ impl Polled {
             unattributed: HashMap::new(),
             totals: HashMap::new(),
             last_ns: clock::epoch_ns(),
+            containers_ns: 0,
         }
     }
 
@@ -134,7 +136,37 @@ impl Polled {
     }
 }
 
+/// Pace of container samples.
+const CONTAINERS_NS: i64 = 1_000_000_000;
+
 impl Books {
+    /// Writes, once a second, what each container with a traced process uses and may use.
+    pub(super) fn write_containers(&mut self) {
+        let now_ns = clock::epoch_ns();
+        if now_ns - self.polled.containers_ns < CONTAINERS_NS {
+            return;
+        }
+        self.polled.containers_ns = now_ns;
+        let mut seen = HashSet::new();
+        let inside: Vec<u32> = self
+            .lives
+            .running()
+            .filter(|life| {
+                let id = life.row.as_ref().and_then(|row| row.container_id.as_ref());
+                id.is_some_and(|id| seen.insert(id.clone()))
+            })
+            .map(|life| life.tgid)
+            .collect();
+        for tgid in inside {
+            let host = &self.opening.host;
+            let sample = host.cgroup(tgid).and_then(|of| host.container_sample(tgid, &of));
+            if let Some(mut row) = sample {
+                row.ts_ns = now_ns;
+                self.add(row);
+            }
+        }
+    }
+
     /// Writes `PyTorch`'s totals where they changed: of one process, or of all.
     pub(super) fn write_totals(&mut self, only: Option<u32>) {
         for (key, totals) in self.polled.changed(only) {
