@@ -109,7 +109,9 @@ fn a_library_that_an_attached_program_opens_later_is_probed_in_time() {
     let process = logged.process(program.pid()).unwrap();
     let state = logged.at_end().unwrap();
     assert_eq!(blocks(&state, process.proc_id), true_blocks(&live));
-    assert_eq!(logged.losses().unwrap(), [].into());
+    let mut losses = logged.losses().unwrap();
+    losses.remove("exit_without_enter"); // cuInit, where it was under way when the probes came
+    assert_eq!(losses, [].into());
 }
 
 #[test]
@@ -125,5 +127,7 @@ fn a_library_that_nobody_had_mapped_is_probed_in_time_on_the_whole_host() {
     let process = logged.process(program.pid()).unwrap();
     let state = logged.at_end().unwrap();
     assert_eq!(blocks(&state, process.proc_id), true_blocks(&live));
-    assert_eq!(logged.losses().unwrap(), [].into());
+    let mut losses = logged.losses().unwrap();
+    losses.remove("exit_without_enter"); // cuInit, where it was under way when the probes came
+    assert_eq!(losses, [].into());
 }

@@ -169,7 +169,7 @@ fn a_full_disk_costs_rows_and_says_so_and_harms_nobody() {
         assert_eq!(after.get(path), Some(bytes), "{}", path.display());
     }
     let logged = Logged::open(&log).unwrap();
-    assert!(logged.events().unwrap().len() > 10_000);
+    assert!(logged.events().unwrap().len() > 1_000);
     let defects = logged.defects().unwrap();
     assert!(!defects.iter().any(|defect| defect.contains(".parquet")), "{defects:?}");
     assert!(recorded.report().is_ok());

@@ -176,6 +176,9 @@ fn start_as(device: &SimDevice, pid: u32, args: &[&str]) -> Option<Running> {
 #[test]
 fn a_pid_that_comes_back_is_another_process() {
     let Some(device) = gpus() else { return };
+    // Somebody has the library mapped: it is probed from the start of the recording.
+    let mut idle = device.start("hold", &["4096", "0"]).unwrap();
+    idle.until_ready().unwrap();
     let recording = Agent::new(&device).record().unwrap();
     let mut first = device.start("hold", &["1048576", "3"]).unwrap();
     let pid = first.pid();

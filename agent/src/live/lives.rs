@@ -92,14 +92,18 @@ impl Lives {
             lives.sort_by_key(|life| life.start_ns);
             lives.iter().position(|life| life.proc_id == proc_id).unwrap_or(0)
         });
-        &mut lives[at]
+        let life = &mut lives[at];
+        // The kernel tells the start exactly, /proc rounds it down to a tick.
+        life.start_ns = life.start_ns.max(start_ns);
+        life
     }
 
     /// Whose life a record of `tgid` at `ts_ns` belongs to.
     pub(super) fn at(&mut self, tgid: u32, ts_ns: u64) -> Option<&mut Life> {
         let lives = self.lives.get_mut(&tgid)?;
-        // The start is known to a tick only where it came from /proc.
-        let at = lives.iter().rposition(|life| life.start_ns <= ts_ns + TICK_NS)?;
+        let begun = |until_ns: u64| lives.iter().rposition(|life| life.start_ns <= until_ns);
+        // A life before this one may have ended less than a tick ago: exact times go first.
+        let at = begun(ts_ns).or_else(|| begun(ts_ns + TICK_NS))?;
         lives.get_mut(at)
     }
 
@@ -148,6 +152,17 @@ mod tests {
         assert_eq!(lives.at(7, 3_000_000_001).unwrap().proc_id, second);
         assert_eq!(lives.current(7).unwrap().proc_id, second);
         assert!(lives.at(8, 5).is_none());
+    }
+
+    #[test]
+    fn a_pid_that_is_reused_within_a_tick_is_told_apart() {
+        let mut lives = Lives::new("boot");
+        let first = lives.begin(7, 1_000_000_000).proc_id;
+        lives.begin(7, 1_100_000_000);
+        let second = lives.begin(7, 1_104_000_000).proc_id;
+        assert_eq!(lives.at(7, 1_103_000_000).unwrap().proc_id, first);
+        assert_eq!(lives.at(7, 1_104_000_000).unwrap().proc_id, second);
+        assert_eq!(lives.at(7, 999_000_000).unwrap().proc_id, first, "a start from /proc");
     }
 
     #[test]
