@@ -129,8 +129,9 @@ pub(crate) fn call_enter(ctx: ProbeContext) -> u32 {
         if error == -EEXIST && PENDING.insert(key, pending, 0).is_ok() {
             lose(tgid, Loss::PendingOverwritten);
         } else {
-            lose(tgid, Loss::PendingFull);
-            warn!(&ctx, "no room for another call in flight; row {}", cookie.row);
+            if lose(tgid, Loss::PendingFull) {
+                warn!(&ctx, "no room for a call in flight of process {}", tgid);
+            }
         }
     }
     0

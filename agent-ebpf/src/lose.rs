@@ -16,20 +16,23 @@ static LOSS_TOTALS: Array<u64> = Array::with_max_entries(LOSSES as u32, 0);
 #[map]
 static LOSS_COUNTS: HashMap<LossKey, u64> = HashMap::with_max_entries(8192, 0);
 
-/// Counts one lost thing of process `tgid`. Atomic: probes are preemptible and run on every CPU.
-pub(crate) fn lose(tgid: u32, reason: Loss) {
+/// Counts one lost thing of process `tgid`; true for the process's first of this kind. Atomic:
+/// probes are preemptible and run on every CPU.
+pub(crate) fn lose(tgid: u32, reason: Loss) -> bool {
     if let Some(total) = LOSS_TOTALS.get_ptr_mut(reason as u32) {
         add_one(total);
     }
     let key = LossKey { tgid, reason: reason as u32 };
     if let Some(count) = LOSS_COUNTS.get_ptr_mut(key) {
         add_one(count);
-    } else if LOSS_COUNTS.insert(key, 1u64, u64::from(BPF_NOEXIST)).is_err()
-        && let Some(count) = LOSS_COUNTS.get_ptr_mut(key)
-    {
+        return false;
+    }
+    let first = LOSS_COUNTS.insert(key, 1u64, u64::from(BPF_NOEXIST)).is_ok();
+    if !first && let Some(count) = LOSS_COUNTS.get_ptr_mut(key) {
         // Another CPU was first.
         add_one(count);
     }
+    first
 }
 
 fn add_one(counter: *mut u64) {
