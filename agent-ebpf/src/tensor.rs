@@ -31,9 +31,10 @@ pub(crate) fn tensor_usage(ctx: ProbeContext) -> u32 {
     let tgid = (bpf_get_current_pid_tgid() >> 32) as u32;
     note_process(tgid);
     let key = TensorKey { tgid, ordinal: (device >> 8 & 0xff) as u32 };
-    match totals_of(key) {
-        Some(totals) => update(totals, &ctx),
-        None => lose(tgid, Loss::TensorTableFull),
+    if let Some(totals) = totals_of(key) {
+        update(totals, &ctx);
+    } else {
+        lose(tgid, Loss::TensorTableFull);
     }
     0
 }
