@@ -128,10 +128,8 @@ pub(crate) fn call_enter(ctx: ProbeContext) -> u32 {
     if let Err(error) = PENDING.insert(key, pending, u64::from(BPF_NOEXIST)) {
         if error == -EEXIST && PENDING.insert(key, pending, 0).is_ok() {
             lose(tgid, Loss::PendingOverwritten);
-        } else {
-            if lose(tgid, Loss::PendingFull) {
-                warn!(&ctx, "no room for a call in flight of process {}", tgid);
-            }
+        } else if lose(tgid, Loss::PendingFull) {
+            warn!(&ctx, "no room for a call in flight of process {}", tgid);
         }
     }
     0
