@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(
             demo.as_root(),
             "sudo env A=1=2 'B=x y' /b/vramscope run -o '/b/demo log' -- python3 \
-             tests/programs/leak_job.py && /b/vramscope report '/b/demo log'"
+             tests/programs/leak_job.py --seconds 16 && /b/vramscope report '/b/demo log'"
         );
         assert!(environment("nonsense").is_err());
     }
