@@ -215,7 +215,9 @@ impl Books {
     pub(super) fn announce(&mut self, tgid: u32, proc_id: ProcId) {
         self.closed.processes += 1;
         let early = self.lives.by_id(proc_id).and_then(|life| life.early.take());
-        let row = match self.identity(tgid, proc_id).or(early) {
+        // What was read when the program began is whole; a process that is ending by now has lost
+        // its environment already.
+        let row = match early.or_else(|| self.identity(tgid, proc_id)) {
             Some(identity) => {
                 self.set_devices(tgid, proc_id, &identity.env);
                 identity.row
