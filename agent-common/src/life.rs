@@ -11,6 +11,9 @@ pub const KIND_EXEC: u8 = 18;
 /// The last thread of a known process ended.
 pub const KIND_EXIT: u8 = 19;
 
+/// Bit of a followed process's flags: its children are followed too.
+pub const FOLLOW_CHILDREN: u32 = 1;
+
 /// One event of a process's life.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]

@@ -4,7 +4,7 @@
 
 use agent_common::{
     cookie::MAX_ROWS,
-    life::{KIND_EXEC, KIND_EXIT, KIND_FORK, KIND_SEEN, RawLife},
+    life::{FOLLOW_CHILDREN, KIND_EXEC, KIND_EXIT, KIND_FORK, KIND_SEEN, RawLife},
     loss::Loss,
 };
 use aya_ebpf::{
@@ -34,9 +34,6 @@ fn rows() -> u16 {
 /// call and at a fork of a followed process. The value is a set of `FOLLOW_*` flags.
 #[map]
 static KNOWN: HashMap<u32, u32> = HashMap::with_max_entries(65536, 0);
-
-/// Bit of a `KNOWN` value: its children are followed too.
-const FOLLOW_CHILDREN: u32 = 1;
 
 fn send(event: &RawLife) {
     if !emit::life(event.as_bytes()) {

@@ -17,12 +17,13 @@ use std::{
     sync::mpsc::Sender,
 };
 
+use agent_common::life::FOLLOW_CHILDREN;
 use tracing::{debug, warn};
 
 use crate::{
     clock,
     host::{Host, maps::Mapping},
-    kernel::{FOLLOW_CHILDREN, Kernel, KernelError, Links, Scope, Site},
+    kernel::{Kernel, KernelError, Links, Scope, Site},
     probes::Library,
 };
 

@@ -31,9 +31,6 @@ static OBJECT: &[u8] = include_bytes_aligned!("../../ebpf-objects/vramscope-x86_
 #[cfg(target_arch = "aarch64")]
 static OBJECT: &[u8] = include_bytes_aligned!("../../ebpf-objects/vramscope-aarch64.bpf.o");
 
-/// Bit of a followed process: its children are followed too. Same as in the kernel half.
-pub const FOLLOW_CHILDREN: u32 = 1;
-
 /// Default size of the ring of calls: a second of 400,000 calls with nobody reading.
 pub const RING_BYTES: u32 = 1 << 25;
 
@@ -82,13 +79,6 @@ pub enum KernelError {
 pub struct Links {
     multi: Vec<OwnedFd>,
     single: Vec<UProbeLink>,
-}
-
-impl Links {
-    /// Nothing is attached.
-    pub fn is_empty(&self) -> bool {
-        self.multi.is_empty() && self.single.is_empty()
-    }
 }
 
 /// A row of the probe table and where its function starts in a file.
