@@ -34,8 +34,8 @@ pub struct RawLife {
     pub start_ns: u64,
     /// Real user id; of the parent at a fork.
     pub uid: u32,
-    /// Padding.
-    pub pad_2: u32,
+    /// Of an exec: the thread that called it, which takes the process's id over; 0 otherwise.
+    pub exec_tid: u32,
     /// Name of the thread that the event happened on, NUL-padded; of the parent at a fork.
     pub comm: [u8; 16],
 }

@@ -1,7 +1,11 @@
-//! The two rings. Nobody is woken per record: the agent looks every few milliseconds, and a wake-up
+//! The two rings. Nobody is woken per call: the agent looks every few milliseconds, and a wake-up
 //! costs the traced program about as much as the whole probe.
 
-use aya_ebpf::{bindings::BPF_RB_NO_WAKEUP, macros::map, maps::RingBuf};
+use aya_ebpf::{
+    bindings::{BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP},
+    macros::map,
+    maps::RingBuf,
+};
 
 /// Calls. The agent sets the size.
 #[map]
@@ -15,6 +19,12 @@ const NO_WAKEUP: u64 = BPF_RB_NO_WAKEUP as u64;
 /// Sends a call; false when the ring is full.
 pub(crate) fn call(bytes: &[u8]) -> bool {
     CALLS.output::<[u8]>(bytes, NO_WAKEUP).is_ok()
+}
+
+/// Sends to the reserved ring and wakes the agent: a new process or program must have its probes
+/// before its first traced call. False when the ring is full.
+pub(crate) fn life_at_once(bytes: &[u8]) -> bool {
+    LIFE.output::<[u8]>(bytes, u64::from(BPF_RB_FORCE_WAKEUP)).is_ok()
 }
 
 /// Sends to the reserved ring; false when it is full.

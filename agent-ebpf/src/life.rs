@@ -36,7 +36,9 @@ fn rows() -> u16 {
 static KNOWN: HashMap<u32, u32> = HashMap::with_max_entries(65536, 0);
 
 fn send(event: &RawLife) {
-    if !emit::life(event.as_bytes()) {
+    let bytes = event.as_bytes();
+    let urgent = event.kind == KIND_FORK || event.kind == KIND_EXEC;
+    if !(if urgent { emit::life_at_once(bytes) } else { emit::life(bytes) }) {
         lose(event.tgid, Loss::LifeRingFull);
     }
 }
@@ -52,7 +54,7 @@ fn event(kind: u8, tgid: u32, task: Task) -> RawLife {
         ts_ns: unsafe { bpf_ktime_get_boot_ns() },
         start_ns: task.process_start_ns(),
         uid: bpf_get_current_uid_gid() as u32,
-        pad_2: 0,
+        exec_tid: 0,
         comm: bpf_get_current_comm().unwrap_or_default(),
     }
 }
@@ -107,13 +109,15 @@ pub(crate) fn process_fork(ctx: RawTracePointContext) -> i32 {
     0
 }
 
-/// `sched_process_exec`: runs in the process, after its other threads ended.
+/// `sched_process_exec(task, old_pid, bprm)`: runs in the process, after its other threads ended.
 #[raw_tracepoint(tracepoint = "sched_process_exec")]
-pub(crate) fn process_exec(_ctx: RawTracePointContext) -> i32 {
+pub(crate) fn process_exec(ctx: RawTracePointContext) -> i32 {
     let (ids, tgid) = current_ids();
     if KNOWN.get_ptr(tgid).is_some() {
         forget_calls(ids, tgid, true);
-        send(&event(KIND_EXEC, tgid, current()));
+        let mut exec = event(KIND_EXEC, tgid, current());
+        exec.exec_tid = ctx.arg(1);
+        send(&exec);
     }
     0
 }

@@ -19,10 +19,16 @@ static LOSS_COUNTS: HashMap<LossKey, u64> = HashMap::with_max_entries(8192, 0);
 /// Counts one lost thing of process `tgid`; true for the process's first of this kind. Atomic:
 /// probes are preemptible and run on every CPU.
 pub(crate) fn lose(tgid: u32, reason: Loss) -> bool {
+    // The process before the total: what is in the total alone counts as nobody's.
+    let first = lose_of_process(LossKey { tgid, reason: reason as u32 });
     if let Some(total) = LOSS_TOTALS.get_ptr_mut(reason as u32) {
         add_one(total);
     }
-    let key = LossKey { tgid, reason: reason as u32 };
+    first
+}
+
+#[inline(always)]
+fn lose_of_process(key: LossKey) -> bool {
     if let Some(count) = LOSS_COUNTS.get_ptr_mut(key) {
         add_one(count);
         return false;

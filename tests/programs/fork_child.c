@@ -1,13 +1,16 @@
-/* fork_child before|after|exec: what a child of fork owns.
+/* fork_child before|soon|after|exec|thread: what a child of fork owns.
  *   before  the parent forks first; both become CUDA processes and hold a block each
+ *   soon    the same, and the child does not wait a moment
  *   after   the parent holds a block and forks; the child's calls fail, it owns nothing
  *   exec    the parent holds a block; the child executes `hold` from this program's folder
+ *   thread  the same, from another thread than the child's main one
  * The child lives until the parent goes on, and then ends without freeing. What the child prints
  * comes before the parent's READY; its own READY is not shown. */
 #include "truth.h"
 
 #include <cuda.h>
 #include <libgen.h>
+#include <pthread.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
@@ -22,18 +25,39 @@ static void hold_one(size_t bytes)
     truth_live("device", p, bytes);
 }
 
+static void *execute(void *path)
+{
+    execl(path, "hold", "25165824", "1", "0", "200", NULL);
+    _exit(127);
+}
+
+static int executes(const char *mode)
+{
+    return !strcmp(mode, "exec") || !strcmp(mode, "thread");
+}
+
+static int forks_first(const char *mode)
+{
+    return !strcmp(mode, "before") || !strcmp(mode, "soon");
+}
+
 static void be_child(const char *mode, const char *self, int settled, int go_on)
 {
     char path[4096], byte;
-    if (!strcmp(mode, "exec")) {
+    pthread_t thread;
+    if (executes(mode)) {
         snprintf(path, sizeof path, "%s/hold", dirname(strdup(self)));
         dup2(go_on, STDIN_FILENO);
         dup2(settled, STDOUT_FILENO);
-        execl(path, "hold", "25165824", NULL);
-        _exit(127);
+        if (!strcmp(mode, "exec"))
+            execute(path);
+        usleep(100 * 1000); /* its probes are in place by then, and belong to the main thread */
+        MUST(pthread_create(&thread, NULL, execute, path));
+        pthread_join(thread, NULL);
     }
-    if (!strcmp(mode, "before")) {
-        usleep(200 * 1000); /* as a child that imports its framework first */
+    if (forks_first(mode)) {
+        if (!strcmp(mode, "before"))
+            usleep(200 * 1000); /* as a child that imports its framework first */
         hold_one(24 * MIB);
     } else {
         CUdeviceptr p = 0;
@@ -51,7 +75,7 @@ static void wait_for_child(const char *mode, int settled)
 {
     char line[256];
     FILE *lines = fdopen(settled, "r");
-    if (strcmp(mode, "exec")) {
+    if (!executes(mode)) {
         EXPECT(fgetc(lines) == 'x');
         return;
     }
@@ -67,7 +91,7 @@ int main(int argc, char **argv)
     truth_begin();
     MUST(pipe(settled));
     MUST(pipe(go_on));
-    if (strcmp(mode, "before"))
+    if (!forks_first(mode))
         hold_one(32 * MIB);
     fflush(stdout);
     pid_t child = fork();
@@ -80,7 +104,7 @@ int main(int argc, char **argv)
     printf("CHILD %d\n", child);
     close(settled[1]);
     close(go_on[0]);
-    if (!strcmp(mode, "before"))
+    if (forks_first(mode))
         hold_one(32 * MIB);
     wait_for_child(mode, settled[0]);
     truth_ready();

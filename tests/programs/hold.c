@@ -1,4 +1,5 @@
-/* hold [BYTES [COUNT [DEVICE]]]: allocates COUNT blocks and holds them, and takes orders on stdin:
+/* hold [BYTES [COUNT [DEVICE [WAIT_MS]]]]: allocates COUNT blocks, after a wait as of a program that
+ * loads its framework first, and holds them, and takes orders on stdin:
  * `alloc BYTES`, `free` (the block allocated last), `exec BYTES` (executes itself anew, to hold one
  * block), anything else does nothing. At the end of its input it ends without freeing. The program for late attach, kill -9 and reused pids. */
 #include "truth.h"
@@ -34,6 +35,7 @@ int main(int argc, char **argv)
     CUcontext ctx;
     char line[256];
     truth_begin();
+    usleep((useconds_t)truth_arg(argc, argv, 4, 0) * 1000);
     MUST(cuInit(0));
     MUST(cuDevicePrimaryCtxRetain(&ctx, (CUdevice)truth_arg(argc, argv, 3, 0)));
     MUST(cuCtxSetCurrent(ctx));

@@ -102,9 +102,35 @@ fn a_child_that_was_forked_after_cuda_owns_nothing() {
 }
 
 #[test]
+fn a_child_that_calls_at_once_is_seen_or_said_to_be_missed() {
+    // The shortest first call that a driver could have: the probes race it.
+    let Some(device) = machine::gpus().unwrap().map(|device| device.init_ms(5)) else { return };
+    let (recorded, parent, child) = forked(&device, "soon");
+    let logged = recorded.open().unwrap();
+    let losses = logged.losses().unwrap();
+    assert_eq!(held(&logged, parent), of(&recorded.live(), parent));
+    if losses.is_empty() {
+        assert!(logged.process(child).unwrap().from_start);
+        assert_eq!(held(&logged, child), of(&recorded.live(), child));
+    } else {
+        let told = ["start_not_seen", "exit_without_enter"];
+        assert!(losses.keys().all(|reason| told.contains(&reason.as_str())), "{losses:?}");
+    }
+}
+
+#[test]
 fn a_child_that_executes_another_program_is_followed_into_it() {
+    executes("exec");
+}
+
+#[test]
+fn a_program_executed_by_a_thread_is_followed_into() {
+    executes("thread");
+}
+
+fn executes(mode: &str) {
     let Some(device) = gpus() else { return };
-    let (recorded, parent, child) = forked(&device, "exec");
+    let (recorded, parent, child) = forked(&device, mode);
     let logged = recorded.open().unwrap();
     for (pid, bytes) in [(parent, 32 * MIB), (child, 24 * MIB)] {
         assert_eq!(held(&logged, pid), of(&recorded.live(), pid));
@@ -112,6 +138,7 @@ fn a_child_that_executes_another_program_is_followed_into_it() {
     }
     let exe = logged.process(child).unwrap().exe.unwrap();
     assert!(exe.ends_with("/hold"), "{exe}");
+    assert!(logged.process(child).unwrap().from_start);
     assert_eq!(logged.losses().unwrap(), [].into());
 }
 

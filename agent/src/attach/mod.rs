@@ -14,7 +14,7 @@ use std::{
     num::NonZeroU32,
     os::fd::AsRawFd as _,
     path::{Path, PathBuf},
-    sync::mpsc::Sender,
+    sync::{Arc, mpsc::Sender},
 };
 
 use agent_common::life::FOLLOW_CHILDREN;
@@ -82,6 +82,22 @@ struct Place<'a> {
     owner: Option<u32>,
 }
 
+/// Links of a file to one process. The file stays open as long: a child gets the same probes at
+/// once, without a look at what it maps. (The links themselves hold the file as well.)
+struct Attached {
+    links: Links,
+    /// `None` where the file could not be probed.
+    source: Option<Arc<Source>>,
+}
+
+/// A file that was probed.
+struct Source {
+    file: File,
+    library: Library,
+    /// Path as the process saw it.
+    shown: PathBuf,
+}
+
 /// Attaches and detaches.
 #[expect(missing_debug_implementations, reason = "aya's maps have none")]
 pub struct Attacher {
@@ -96,7 +112,7 @@ pub struct Attacher {
     first_look: bool,
     files: HashMap<FileId, Option<Vec<Site>>>,
     host_links: HashMap<FileId, Links>,
-    process_links: HashMap<(u32, FileId), Links>,
+    process_links: HashMap<(u32, FileId), Attached>,
     notices: Sender<Notice>,
     /// Links to drop, on a thread of their own: the kernel waits for running programs at each.
     garbage: Sender<Links>,
@@ -153,22 +169,51 @@ impl Attacher {
         self.first_look = false;
     }
 
-    /// A child of a followed process; the kernel half follows it already.
-    pub fn adopt(&mut self, tgid: u32) {
+    /// A child of a followed process; the kernel half follows it already. It gets its parent's
+    /// probes, of what that maps and of what is likely to be mapped, before its first call.
+    pub fn adopt(&mut self, tgid: u32, parent: u32) {
         self.followed.insert(tgid);
+        let sources = self.sources_of(parent);
+        self.attach_sources(tgid, sources);
+        self.look_at(tgid);
+    }
+
+    /// A followed process runs another program. Probes that wait for a file to be mapped stay,
+    /// unless another thread than the main one called `execve`: they belong to the main thread's
+    /// task, whose place that thread took.
+    pub fn executed(&mut self, tgid: u32, by_leader: bool) {
+        if !by_leader {
+            let sources = self.sources_of(tgid);
+            self.drop_links(tgid);
+            self.attach_sources(tgid, sources);
+        }
         self.look_at(tgid);
     }
 
     /// The process ended.
     pub fn forget(&mut self, tgid: u32) {
         self.followed.remove(&tgid);
-        let ended: Vec<_> =
-            self.process_links.keys().filter(|(owner, _)| *owner == tgid).copied().collect();
-        for key in ended {
-            if let Some(links) = self.process_links.remove(&key) {
-                // The receiver lives as long as the recording; after it, dropping here is as good.
-                self.garbage.send(links).unwrap_or_default();
-            }
+        self.drop_links(tgid);
+    }
+
+    fn sources_of(&self, tgid: u32) -> Vec<(FileId, Arc<Source>)> {
+        let ours = self.process_links.iter().filter(|((owner, _), _)| *owner == tgid);
+        ours.filter_map(|((_, id), attached)| Some((*id, Arc::clone(attached.source.as_ref()?))))
+            .collect()
+    }
+
+    fn attach_sources(&mut self, tgid: u32, sources: Vec<(FileId, Arc<Source>)>) {
+        for (id, source) in sources {
+            let Source { file, library, shown } = &*source;
+            let place = Place { id, library: *library, shown, owner: Some(tgid) };
+            self.attach_file(&place, || file.try_clone().ok());
+        }
+    }
+
+    fn drop_links(&mut self, tgid: u32) {
+        for (_, attached) in self.process_links.extract_if(|(owner, _), _| *owner == tgid) {
+            // The receiver lives as long as the recording; after it, dropping here is as good.
+            self.garbage.send(attached.links).unwrap_or_default();
         }
     }
 
@@ -251,7 +296,7 @@ impl Attacher {
             if place.owner.is_none_or(|tgid| self.host.mappings(tgid).is_some()) {
                 self.failed(place, "the mapped file could not be opened".to_owned());
             }
-            return self.keep(place, Links::default());
+            return self.keep(place, Links::default(), None);
         };
         let Some(sites) = self.sites(place, &file) else { return };
         match self.attach_sites(place, &file, &sites) {
@@ -265,7 +310,7 @@ impl Attacher {
                     available: sites.len(),
                     at_ns: clock::boot_ns(),
                 });
-                self.keep(place, links);
+                self.keep(place, links, Some(file));
             }
             Err(error) => self.give_up(place, &error),
         }
@@ -285,17 +330,22 @@ impl Attacher {
     fn give_up(&mut self, place: &Place<'_>, error: &KernelError) {
         // A process that ended meanwhile is no failure.
         let alive = place.owner.is_none_or(|tgid| self.host.mappings(tgid).is_some());
-        self.keep(place, Links::default());
+        self.keep(place, Links::default(), None);
         if alive {
             self.failed(place, chain(error));
         }
     }
 
-    fn keep(&mut self, place: &Place<'_>, links: Links) {
-        match place.owner {
-            None => self.host_links.insert(place.id, links),
-            Some(tgid) => self.process_links.insert((tgid, place.id), links),
+    fn keep(&mut self, place: &Place<'_>, links: Links, file: Option<File>) {
+        let Some(tgid) = place.owner else {
+            self.host_links.insert(place.id, links);
+            return;
         };
+        let source = file.map(|file| {
+            let (library, shown) = (place.library, place.shown.to_owned());
+            Arc::new(Source { file, library, shown })
+        });
+        self.process_links.insert((tgid, place.id), Attached { links, source });
     }
 
     /// The probed functions of a file, looked up once.

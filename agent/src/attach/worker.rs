@@ -30,9 +30,19 @@ pub enum Command {
     /// Probe these files for a process before it maps them.
     Prepare(Vec<PathBuf>, Option<NonZeroU32>),
     /// A followed process made a child.
-    Forked(u32),
+    Forked {
+        /// The child.
+        tgid: u32,
+        /// Its parent.
+        parent: u32,
+    },
     /// A followed process executed another program.
-    Executed(u32),
+    Executed {
+        /// Process.
+        tgid: u32,
+        /// Its main thread called `execve`, and not another.
+        by_leader: bool,
+    },
     /// A process ended.
     Ended(u32),
     /// A process mapped a file.
@@ -78,7 +88,8 @@ fn serve(attacher: &mut Attacher, command: Command) {
                 attacher.prepare(&file, tgid);
             }
         }
-        Command::Forked(tgid) | Command::Executed(tgid) => attacher.adopt(tgid),
+        Command::Forked { tgid, parent } => attacher.adopt(tgid, parent),
+        Command::Executed { tgid, by_leader } => attacher.executed(tgid, by_leader),
         Command::Ended(tgid) => attacher.forget(tgid),
         Command::Mapped(mappings) => {
             for mapping in mappings {

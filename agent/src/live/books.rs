@@ -26,7 +26,7 @@ use super::{
     sink::{AnyRow, ToLog},
 };
 use crate::{
-    attach::{Notice, worker::Command},
+    attach::Notice,
     clock::Anchor,
     decode,
     host::{CommandDetail, Env, Host, Identity},
@@ -82,7 +82,6 @@ pub(super) struct Books {
     rows: Vec<AnyRow>,
     events: Vec<EventRow>,
     sink: SyncSender<ToLog>,
-    attach: Sender<Command>,
     /// Moment up to which everything was applied, epoch nanoseconds.
     applied_ns: i64,
     closed: Closed,
@@ -90,12 +89,7 @@ pub(super) struct Books {
 
 impl Books {
     /// Empty books.
-    pub(super) fn new(
-        opening: Opening,
-        counters: Counters,
-        sink: SyncSender<ToLog>,
-        attach: Sender<Command>,
-    ) -> Self {
+    pub(super) fn new(opening: Opening, counters: Counters, sink: SyncSender<ToLog>) -> Self {
         Self {
             lives: Lives::new(opening.host.boot_id()),
             order: Order::new(ORDER_CAPACITY),
@@ -107,7 +101,6 @@ impl Books {
             rows: Vec::new(),
             events: Vec::new(),
             sink,
-            attach,
             applied_ns: i64::MIN,
             closed: Closed::default(),
             opening,
@@ -165,10 +158,6 @@ impl Books {
 
     fn begin(&mut self, life: &RawLife) {
         self.lives.begin(life.tgid, life.start_ns).told.learn(life);
-        if life.parent_tgid != 0 {
-            // The attaching thread lives as long as the recording.
-            self.attach.send(Command::Forked(life.tgid)).unwrap_or_default();
-        }
     }
 
     /// The life that a record belongs to. A process whose beginning was lost is looked up.
@@ -298,12 +287,10 @@ impl Books {
         let proc_id = life.proc_id;
         if raw.kind == KIND_EXIT {
             life.ended_ns = Some(raw.ts_ns);
-            self.attach.send(Command::Ended(raw.tgid)).unwrap_or_default();
             let exit_code = raw.exit_code;
             self.order.push(Input::Exit { proc_id, tgid: raw.tgid, ts_ns, exit_code });
         } else {
             life.told.learn(raw);
-            self.attach.send(Command::Executed(raw.tgid)).unwrap_or_default();
             self.order.push(Input::Exec { proc_id, tgid: raw.tgid, ts_ns });
             self.meet_again(raw.tgid, proc_id);
         }
@@ -433,7 +420,9 @@ impl Books {
                 self.readings.attached(&path, probes as i32, available as i32);
                 let at_ns = self.opening.anchor.epoch(at_ns);
                 let proc_id = tgid.and_then(|tgid| {
-                    let life = self.lives.current(tgid)?;
+                    // The record of a fork may still be under way.
+                    let start_ns = self.opening.host.start_boot_ns(tgid)?;
+                    let life = self.lives.begin(tgid, start_ns);
                     life.attached_ns.get_or_insert(at_ns);
                     Some(life.proc_id.0)
                 });
@@ -543,6 +532,7 @@ impl Books {
         for input in rest {
             self.apply(&input);
         }
+        self.ledger.finish();
         self.poll();
         self.write_running();
         self.checkpoint();

@@ -183,8 +183,19 @@ mod tests {
             let mut comm = [0; 16];
             comm[..name.len()].copy_from_slice(name);
             let (kind, pad, exit_code, tgid) = (0, [0; 3], 0, 7);
-            let (ts_ns, start_ns, uid, pad_2) = (2, 1, 1000, 0);
-            RawLife { kind, pad, exit_code, tgid, parent_tgid, ts_ns, start_ns, uid, pad_2, comm }
+            let (ts_ns, start_ns, uid, exec_tid) = (2, 1, 1000, 0);
+            RawLife {
+                kind,
+                pad,
+                exit_code,
+                tgid,
+                parent_tgid,
+                ts_ns,
+                start_ns,
+                uid,
+                exec_tid,
+                comm,
+            }
         };
         told.learn(&event(5, b"sh"));
         told.learn(&event(0, b"train\n"));

@@ -9,30 +9,31 @@
 //! may be here already, and time stamps tell those from the old program's.
 
 use std::{
+    os::fd::AsFd as _,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
-        mpsc::SyncSender,
+        mpsc::{Sender, SyncSender},
     },
-    time::Duration,
 };
 
 use agent_common::{
     call::{KIND_CALL, KIND_NOTE, RawCall},
-    life::{KIND_EXEC, KIND_EXIT, RawLife},
+    life::{KIND_EXEC, KIND_EXIT, KIND_FORK, RawLife},
 };
 use aya::maps::{MapData, RingBuf};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use zerocopy::FromBytes as _;
 
 use super::Message;
-use crate::{clock, decode, kernel::Rings};
+use crate::{attach::worker::Command, clock, decode, kernel::Rings};
 
 /// Calls of one batch at most; a batch is the unit of the channel to the state thread.
 const BATCH_CALLS: usize = 8192;
 /// Pause when the rings were empty. The ring holds about a second of the heaviest load.
-const IDLE: Duration = Duration::from_millis(10);
+const IDLE: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 /// Pause when they were not: long enough to batch, short against the ring's second.
-const BUSY: Duration = Duration::from_millis(3);
+const BUSY: Timespec = Timespec { tv_sec: 0, tv_nsec: 3_000_000 };
 
 /// What came out of the rings in one round.
 #[derive(Clone, Debug, Default)]
@@ -59,13 +60,21 @@ impl Batch {
 }
 
 /// Empties the rings until `stop`, and then of all that was written before it, however much waits.
-pub fn run(mut rings: Rings, stop: &Arc<AtomicBool>, out: &SyncSender<Message>) {
+/// The attaching thread hears of new and ended processes first: its probes race a child's first
+/// call.
+pub fn run(
+    mut rings: Rings,
+    stop: &Arc<AtomicBool>,
+    attach: &Sender<Command>,
+    out: &SyncSender<Message>,
+) {
     let mut held_ends = Vec::new();
     let mut last_rounds = LastRounds::default();
     loop {
         // Read before the rings, so that nothing written before the stop is left.
         let stopped = stop.load(Ordering::Acquire);
         let (batch, full) = round(&mut rings, &mut held_ends);
+        tell_attaching(&batch, attach);
         let (idle, until_ns) = (batch.is_empty(), batch.complete_until_ns);
         if out.send(Message::Batch(batch)).is_err() {
             return;
@@ -74,8 +83,28 @@ pub fn run(mut rings: Rings, stop: &Arc<AtomicBool>, out: &SyncSender<Message>) 
             return;
         }
         if !full {
-            std::thread::sleep(if idle { IDLE } else { BUSY });
+            wait(&rings.life, if idle { &IDLE } else { &BUSY });
         }
+    }
+}
+
+/// Pauses, but not beyond a fork or an exec.
+fn wait(life: &RingBuf<MapData>, pause: &Timespec) {
+    let mut polled = [PollFd::from_borrowed_fd(life.as_fd(), PollFlags::IN)];
+    // A signal only means looking once more.
+    poll(&mut polled, Some(pause)).unwrap_or_default();
+}
+
+fn tell_attaching(batch: &Batch, attach: &Sender<Command>) {
+    let forks = batch.begins.iter().filter(|life| life.kind == KIND_FORK);
+    let forks = forks.map(|life| Command::Forked { tgid: life.tgid, parent: life.parent_tgid });
+    let ends = batch.ends.iter().map(|life| match life.kind {
+        KIND_EXIT => Command::Ended(life.tgid),
+        _ => Command::Executed { tgid: life.tgid, by_leader: life.exec_tid == life.tgid },
+    });
+    for command in forks.chain(ends) {
+        // The attaching thread lives as long as the recording.
+        attach.send(command).unwrap_or_default();
     }
 }
 

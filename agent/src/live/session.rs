@@ -3,7 +3,7 @@
 use std::{
     path::PathBuf,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
         mpsc::{self, Receiver, Sender, SyncSender, sync_channel},
     },
@@ -41,6 +41,9 @@ use crate::{
 const MESSAGES: usize = 64;
 /// Row batches that wait for the log.
 const ROW_BATCHES: usize = 64;
+/// Threads that remove probes. The kernel waits a grace period at each link, and for all that go at
+/// once it is the same one: a job that forks hundreds of processes a second needs several.
+const DETACHERS: usize = 8;
 /// Pace of host samples.
 const HOST_PERIOD: Duration = Duration::from_secs(1);
 
@@ -147,10 +150,10 @@ impl Session {
             },
             host_wide: options.target == Target::Host,
         };
-        let books = Books::new(opening, counters, rows, commands.clone());
+        let books = Books::new(opening, counters, rows);
         let books = spawn("books", move || books.run(&inbox))?;
-        let (reader_stop, out) = (Arc::clone(&stop), messages.clone());
-        let ring_reader = spawn("reader", move || reader::run(rings, &reader_stop, &out))?;
+        let (reader_stop, attach, out) = (Arc::clone(&stop), commands.clone(), messages.clone());
+        let ring_reader = spawn("reader", move || reader::run(rings, &reader_stop, &attach, &out))?;
         let nvml = start_nvml(reader, &messages);
         helpers.push(start_host_samples(options, &messages, &stop)?);
 
@@ -316,7 +319,11 @@ fn start_attaching(
     let events = worker::open_events();
     let events_work = events.is_some();
     threads.push(spawn("attach", move || worker::run(attacher, &command_box, events_work))?);
-    threads.push(spawn("detach", move || garbage_box.into_iter().for_each(drop))?);
+    let garbage_box = Arc::new(Mutex::new(garbage_box));
+    for _ in 0..DETACHERS {
+        let garbage_box = Arc::clone(&garbage_box);
+        threads.push(spawn("detach", move || detach(&garbage_box))?);
+    }
     let out = messages.clone();
     threads.push(spawn("notices", move || {
         for notice in notice_box {
@@ -329,6 +336,13 @@ fn start_attaching(
         threads.push(spawn("mappings", move || worker::watch(events, &stop, &commands))?);
     }
     Ok(threads)
+}
+
+/// Drops links until nobody sends any more.
+fn detach(garbage: &Mutex<Receiver<Links>>) {
+    while let Some(links) = garbage.lock().ok().and_then(|garbage| garbage.recv().ok()) {
+        drop(links);
+    }
 }
 
 fn start_nvml(reader: Option<NvmlReader>, messages: &SyncSender<Message>) -> Option<SamplerThread> {

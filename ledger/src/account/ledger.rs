@@ -19,6 +19,9 @@ const GRACE_NS: i64 = 60_000_000_000;
 /// Displaced blocks that are waited for at once; more means that records are being lost.
 const MAX_WAITING: usize = 65_536;
 
+/// [`Loss::reason`] of a process whose first `cuInit` went by unseen.
+const START_NOT_SEEN: &str = "start_not_seen";
+
 /// Ended processes that are remembered, so that a straggling record doesn't bring one back.
 const MAX_ENDED: usize = 4_096;
 
@@ -32,7 +35,8 @@ pub struct Loss {
     /// `free_not_seen`: an address was handed out again, the free of the block before was never
     /// seen (it is closed as of then). `alloc_not_seen`: a process seen from its start freed what
     /// is not in the books. `partial_unmap`: a range that cuts through a map. `after_end`: a call
-    /// of a process that had ended, not applied.
+    /// of a process that had ended, not applied. `start_not_seen`: a process used CUDA, its first
+    /// `cuInit` was not seen, and it was not attached to late.
     pub reason: &'static str,
     /// How often.
     pub count: i64,
@@ -118,6 +122,16 @@ impl Ledger {
         self.processes.get(&proc_id).map_or(0, |process| process.who.unknown_frees)
     }
 
+    /// The recording ends: counts as a loss what [`Ledger::apply`] counts at the end of a process,
+    /// for those that go on.
+    pub fn finish(&mut self) {
+        for (proc_id, process) in &self.processes {
+            if process.start_was_missed() {
+                self.books.lose(*proc_id, process.who.tgid, START_NOT_SEEN, None);
+            }
+        }
+    }
+
     /// `seq` of the last row handed out.
     pub fn seq(&self) -> i64 {
         self.books.seq
@@ -193,6 +207,9 @@ impl Ledger {
         out: &mut Vec<EventRow>,
     ) -> bool {
         let Some(mut process) = self.processes.remove(&proc_id) else { return false };
+        if process.start_was_missed() {
+            self.books.lose(proc_id, process.who.tgid, START_NOT_SEEN, None);
+        }
         let mut desk = Desk { books: &mut self.books, who: &mut process.who, out };
         process.books.close_all(&mut desk, Cause { api, tid: 0, ts_ns });
         true

@@ -62,6 +62,8 @@ pub(super) struct Process {
     /// process's first call. (Entries, since the driver's own `cuInit` makes traced calls, which
     /// return before it does: seen on an H200, driver 580.)
     pub(super) touched_ns: Option<i64>,
+    /// A call other than `cuInit` succeeded: the process got as far as using CUDA.
+    used: bool,
     pub(super) books: Account,
 }
 
@@ -77,7 +79,7 @@ impl Process {
     pub(super) fn new(proc_id: ProcId, tgid: u32, begin_ns: i64) -> Self {
         let who =
             Who { proc_id, tgid, from_start: false, devices: HashMap::new(), unknown_frees: 0 };
-        Self { who, begin_ns, touched_ns: None, books: Account::default() }
+        Self { who, begin_ns, touched_ns: None, used: false, books: Account::default() }
     }
 
     /// Notes what a call says of how early the process is seen.
@@ -89,8 +91,15 @@ impl Process {
             }
             self.who.from_start |= self.touched_ns.is_none_or(|ns| call.enter_ns <= ns);
         }
+        self.used |= call.result == 0 && call.action != Action::Init;
         let earliest = self.touched_ns.unwrap_or(call.enter_ns).min(call.enter_ns);
         self.touched_ns = Some(earliest);
+    }
+
+    /// It used CUDA, nobody said that it was attached to late, and yet its first `cuInit` was not
+    /// seen: calls before the first seen one may be missing, and nothing else tells of them.
+    pub(super) fn start_was_missed(&self) -> bool {
+        self.used && !self.who.from_start && self.touched_ns.is_some_and(|ns| ns != i64::MIN)
     }
 }
 

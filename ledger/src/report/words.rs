@@ -68,6 +68,10 @@ const LOSSES: &[(&str, Meaning)] = &[
         account("frees not seen: the address was handed out again while it counted as held"),
     ),
     ("alloc_not_seen", account("frees of blocks whose allocation was not seen")),
+    (
+        "start_not_seen",
+        account("processes that used CUDA before their probes were in place: calls may be missing"),
+    ),
     ("partial_unmap", account("unmaps of a part of a mapping, which are not followed")),
     ("after_end", account("calls recorded after the end of their process, left out")),
     (

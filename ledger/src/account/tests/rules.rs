@@ -186,7 +186,7 @@ fn the_end_of_a_process_frees_the_rest_and_drops_it() {
 #[test]
 fn a_record_after_the_end_brings_nothing_back() {
     let mut bench = Bench::default();
-    bench.run(&[alloc(1, 1)]).apply(&exit(1 << 40)).run(&[alloc(1, 1), free(1)]);
+    bench.run(&[Action::Init, alloc(1, 1)]).apply(&exit(1 << 40)).run(&[alloc(1, 1), free(1)]);
     bench.ledger.set_device(PROC, 0, None);
     assert_eq!(bench.rows.len(), 2);
     assert_eq!(bench.losses(), [("after_end", 2, None)]);
@@ -206,6 +206,33 @@ fn exec_drops_the_state_and_the_process_lives_on() {
     assert!(bench.ledger.from_start(PROC));
     assert_eq!(bench.live_bytes(Level::Device), 2);
     assert_eq!(bench.losses(), [("after_end", 1, None)]);
+}
+
+#[test]
+fn a_start_that_was_missed_is_a_loss() {
+    let exit = Input::Exit { proc_id: PROC, tgid: TGID, ts_ns: 100_000, exit_code: 0 };
+    let missed = [("start_not_seen", 1, None)];
+
+    let mut bench = Bench::default();
+    bench.run(&[alloc(1, 1)]).apply(&exit);
+    assert_eq!(bench.losses(), missed);
+
+    let mut bench = Bench::default();
+    bench.run(&[alloc(1, 1), Action::Init]).ledger.finish();
+    assert_eq!(bench.losses(), missed, "of one that goes on");
+
+    let mut bench = Bench::default();
+    bench.run(&[Action::Init, alloc(1, 1)]).apply(&exit);
+    assert_eq!(bench.losses(), [], "seen from the start");
+
+    let mut bench = Bench::default();
+    bench.ledger.set_attached_late(PROC);
+    bench.run(&[alloc(1, 1)]).apply(&exit);
+    assert_eq!(bench.losses(), [], "a late attach says so itself");
+
+    let mut bench = Bench::default();
+    bench.apply(&Input::Call(Call { result: 3, ..call(alloc(1, 1), 1, 2) })).apply(&exit);
+    assert_eq!(bench.losses(), [], "refused: it never got into CUDA");
 }
 
 #[test]
