@@ -5,7 +5,9 @@
 #include <cuda.h>
 
 #undef cuDevicePrimaryCtxRelease
+#undef cuDevicePrimaryCtxReset
 CUresult cuDevicePrimaryCtxRelease(CUdevice dev);
+CUresult cuDevicePrimaryCtxReset(CUdevice dev);
 
 static CUdeviceptr alloc(size_t bytes)
 {
@@ -69,5 +71,25 @@ int main(void)
     MUST(cuDevicePrimaryCtxRelease(0)); /* the last one */
     truth_live("device", in_two, 12 * MIB);
     truth_made(6, 1, 2);
+    truth_ready();
+
+    for (int i = 0; i < 2; i++)
+        MUST(cuDevicePrimaryCtxRetain(&primary, 0));
+    MUST(cuCtxSetCurrent(primary));
+    in_primary = alloc(18 * MIB);
+    MUST(cuDevicePrimaryCtxReset(0)); /* goes, and one retain with it */
+    MUST(cuDevicePrimaryCtxRetain(&primary, 0));
+    MUST(cuCtxSetCurrent(primary));
+    in_primary = alloc(20 * MIB);
+    MUST(cuDevicePrimaryCtxRelease(0));
+    truth_live("device", in_two, 12 * MIB);
+    truth_live("device", in_primary, 20 * MIB);
+    truth_made(8, 1, 2);
+    truth_ready();
+
+    MUST(cuDevicePrimaryCtxRelease(0)); /* the last one already */
+    MUST_FAIL(CUDA_ERROR_INVALID_CONTEXT, cuDevicePrimaryCtxRelease(0));
+    truth_live("device", in_two, 12 * MIB);
+    truth_made(8, 1, 3);
     truth_ready();
 }

@@ -179,8 +179,8 @@ int main(void)
     did("cuCtxSynchronize", cuCtxSynchronize(), "-", "-", 0, 0);
     truth_made(allocs, frees, failed);
     truth_ready();
-    did("cuDevicePrimaryCtxReset", cuDevicePrimaryCtxReset(0), "ctx", "-", 0, 0);
     did("cuDevicePrimaryCtxReset_v2", cuDevicePrimaryCtxReset_v2(0), "ctx", "-", 0, 0);
     did("cuDevicePrimaryCtxRelease_v2", cuDevicePrimaryCtxRelease_v2(0), "ctx", "-", 0, 0);
+    did("cuDevicePrimaryCtxReset", cuDevicePrimaryCtxReset(0), "ctx", "-", 0, 0);
     truth_ready();
 }

@@ -247,25 +247,28 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice dev)
     WITH_DRIVER(primary_release(dev));
 }
 
-/* Whoever retained the context still has to release it: a reset does not count as a release. */
-static CUresult primary_reset(CUdevice dev)
+/* Whoever retained the context still has to release it after the `_v2` function; the older one takes
+ * one of the retains away, as the real driver does (H200, driver 580). */
+static CUresult primary_reset(CUdevice dev, bool keeps_retains)
 {
     int gpu = driver_gpu(dev);
     if (gpu < 0)
         return CUDA_ERROR_INVALID_DEVICE;
     if (primaries[gpu].alive)
         destroy(&primaries[gpu]);
+    if (!keeps_retains && primaries[gpu].retained)
+        primaries[gpu].retained--;
     return CUDA_SUCCESS;
 }
 
 CUresult cuDevicePrimaryCtxReset(CUdevice dev)
 {
-    WITH_DRIVER(primary_reset(dev));
+    WITH_DRIVER(primary_reset(dev, false));
 }
 
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev)
 {
-    WITH_DRIVER(primary_reset(dev));
+    WITH_DRIVER(primary_reset(dev, true));
 }
 
 /* Streams have no work here; each is an address of its own, and synchronising counts. */

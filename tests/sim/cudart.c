@@ -25,7 +25,6 @@
     X(cuInit, "cuInit", 2000)                                                                      \
     X(cuDeviceGetCount, "cuDeviceGetCount", 2000)                                                  \
     X(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", 7000)                                  \
-    X(cuDevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease", 7000)                                \
     X(cuDevicePrimaryCtxReset, "cuDevicePrimaryCtxReset", 7000)                                    \
     X(cuCtxGetCurrent, "cuCtxGetCurrent", 4000)                                                    \
     X(cuCtxSetCurrent, "cuCtxSetCurrent", 4000)                                                    \
@@ -157,7 +156,7 @@ cudaError_t cudaGetDevice(int *ordinal)
     return error;
 }
 
-/* The reset frees all that was made in the context; the release balances this library's retain. */
+/* The reset frees all that was made in the context and takes this library's retain away. */
 cudaError_t cudaDeviceReset(void)
 {
     cudaError_t error = loaded();
@@ -165,8 +164,6 @@ cudaError_t cudaDeviceReset(void)
         return error;
     pthread_mutex_lock(&lock);
     CUresult rc = drv.cuDevicePrimaryCtxReset(device);
-    if (retained[device])
-        drv.cuDevicePrimaryCtxRelease(device);
     retained[device] = NULL;
     pthread_mutex_unlock(&lock);
     return done(rc);

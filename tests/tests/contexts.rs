@@ -36,13 +36,14 @@ fn steps(program: &mut Traced, count: usize) -> Vec<BTreeSet<Block>> {
 fn destroying_releasing_and_resetting_contexts_frees_what_was_in_them() {
     let Some(device) = machine::gpus().unwrap() else { return };
     let mut program = Agent::new(&device).start("ctx", &[]).unwrap();
-    let stages = steps(&mut program, 5);
+    let stages = steps(&mut program, 7);
     let recorded = program.finish().unwrap();
     let logged = recorded.open().unwrap();
     let process = logged.process(recorded.pid().unwrap()).unwrap();
     // Calls about contexts up to each stage: two made; one destroyed; two retained, one released;
-    // a reset, one retained; two released.
-    for (stage, contexts) in stages.iter().zip([2, 3, 6, 8, 10]) {
+    // a reset, one retained; two released; two retained, a reset by the older function, one retained,
+    // one released; one released.
+    for (stage, contexts) in stages.iter().zip([2, 3, 6, 8, 10, 15, 16]) {
         let held = held_after(&logged, process.proc_id, contexts);
         assert_eq!(&held, stage, "after {contexts} calls about contexts");
     }
@@ -59,8 +60,9 @@ fn destroying_releasing_and_resetting_contexts_frees_what_was_in_them() {
     };
     assert_eq!(by("cuCtxDestroy_v2"), [("device", -10), ("host", -3)]);
     assert_eq!(by("cuDevicePrimaryCtxReset_v2"), [("device", -14)]);
-    assert_eq!(by("cuDevicePrimaryCtxRelease"), [("device", -14)]);
-    assert_eq!(implicit.len(), 4);
+    assert_eq!(by("cuDevicePrimaryCtxReset"), [("device", -18)]);
+    assert_eq!(by("cuDevicePrimaryCtxRelease"), [("device", -20), ("device", -14)]);
+    assert_eq!(implicit.len(), 6);
     assert_eq!(logged.losses().unwrap(), [].into());
 }
 
