@@ -178,6 +178,9 @@ pub struct Recover {
     /// Log folder.
     #[arg(value_name = "DIR")]
     pub log: PathBuf,
+    /// Runs of other hosts too: whether their agents still run can't be seen from here.
+    #[arg(long)]
+    pub other_hosts: bool,
 }
 
 /// `vramscope schema`.

@@ -11,7 +11,8 @@ use crate::cli::Recover;
 /// Seals the journals of the log and says what became of each.
 pub(super) fn run(args: &Recover) -> anyhow::Result<ExitCode> {
     let log = args.log.display();
-    let recovered = recover(&args.log, false).with_context(|| format!("recover the log {log}"))?;
+    let recovered =
+        recover(&args.log, args.other_hosts).with_context(|| format!("recover the log {log}"))?;
     let (text, complete) = (told(&recovered), recovered.skipped.is_empty());
     print(&format!("{text}next: vramscope report {log}\n"))?;
     Ok(if complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })

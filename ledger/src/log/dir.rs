@@ -25,7 +25,7 @@ const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags
 const PROBE_BYTES: usize = 256 << 10;
 
 /// Who shall own what is written: user and group id.
-pub type Owner = (u32, u32);
+pub(crate) type Owner = (u32, u32);
 
 /// A log's directory with `journal/` and `staging/`, open.
 #[derive(Debug)]
@@ -55,21 +55,15 @@ impl Area {
 
 impl LogDir {
     /// Opens the directory of a log, creating it (and its parents) with mode 0700 where missing.
-    pub(crate) fn create(path: &Path, owner: Option<Owner>) -> Result<Self> {
+    pub(crate) fn create(path: &Path) -> Result<Self> {
         if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             std::fs::create_dir_all(parent)
                 .map_err(|e| LogError::io("create directory", parent, e))?;
         }
-        let made = match fs::mkdir(path, Mode::RWXU) {
-            Ok(()) => true,
-            Err(Errno::EXIST) => false,
-            Err(e) => return Err(LogError::io("create directory", path, e)),
-        };
-        let dir = Self::open(path, owner)?;
-        if made {
-            give(&dir.root, owner, path)?;
+        match fs::mkdir(path, Mode::RWXU) {
+            Ok(()) | Err(Errno::EXIST) => Self::open(path, None),
+            Err(e) => Err(LogError::io("create directory", path, e)),
         }
-        Ok(dir)
     }
 
     /// Opens an existing directory; creates only `journal/` and `staging/` in it.
@@ -297,7 +291,7 @@ mod tests {
     fn directory_and_files_are_for_the_owner_only() {
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().join("a/log");
-        let dir = LogDir::create(&path, None).unwrap();
+        let dir = LogDir::create(&path).unwrap();
         dir.create_file(Area::Journal, "x").unwrap();
         let mode = |path: PathBuf| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!(mode(path.clone()), 0o700);
@@ -311,15 +305,15 @@ mod tests {
         let (real, link) = (temp.path().join("real"), temp.path().join("link"));
         std::fs::create_dir(&real).unwrap();
         symlink(&real, &link).unwrap();
-        let message = LogDir::create(&link, None).unwrap_err().to_string();
+        let message = LogDir::create(&link).unwrap_err().to_string();
         assert!(message.contains("symbolic link"), "{message}");
 
         symlink("/tmp", real.join("staging")).unwrap();
-        let message = LogDir::create(&real, None).unwrap_err().to_string();
+        let message = LogDir::create(&real).unwrap_err().to_string();
         assert!(message.contains("staging: it is a symbolic link"), "{message}");
 
         std::fs::remove_file(real.join("staging")).unwrap();
-        let dir = LogDir::create(&real, None).unwrap();
+        let dir = LogDir::create(&real).unwrap();
         symlink("/etc/passwd", real.join("journal/x")).unwrap();
         assert!(dir.create_file(Area::Journal, "x").is_err());
         assert!(dir.open_file(Area::Journal, "x").is_err());
@@ -328,14 +322,14 @@ mod tests {
     #[test]
     fn a_file_is_no_directory() {
         let temp = tempfile::NamedTempFile::new().unwrap();
-        let message = LogDir::create(temp.path(), None).unwrap_err().to_string();
+        let message = LogDir::create(temp.path()).unwrap_err().to_string();
         assert!(message.contains("it is not a directory"), "{message}");
     }
 
     #[test]
     fn the_lock_of_a_run_is_held_by_one() {
         let temp = tempfile::tempdir().unwrap();
-        let dir = LogDir::create(temp.path(), None).unwrap();
+        let dir = LogDir::create(temp.path()).unwrap();
         let held = dir.lock(run()).unwrap();
         assert!(held.is_some());
         assert!(dir.lock(run()).unwrap().is_none());
@@ -346,7 +340,7 @@ mod tests {
     #[test]
     fn probing_leaves_nothing_behind() {
         let temp = tempfile::tempdir().unwrap();
-        let dir = LogDir::create(temp.path(), None).unwrap();
+        let dir = LogDir::create(temp.path()).unwrap();
         dir.probe(run()).unwrap();
         assert!(dir.free_bytes().unwrap() > 0);
         assert_eq!(std::fs::read_dir(temp.path().join("staging")).unwrap().count(), 0);

@@ -187,7 +187,7 @@ pub(crate) mod tests {
     #[test]
     fn a_manifest_survives_a_round_trip() {
         let temp = tempfile::tempdir().unwrap();
-        let dir = LogDir::create(temp.path(), None).unwrap();
+        let dir = LogDir::create(temp.path()).unwrap();
         let manifest = Manifest::new(&info("a"));
         manifest.write(&dir).unwrap();
         let path = temp.path().join(name::manifest(manifest.run8().unwrap()));

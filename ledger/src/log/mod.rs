@@ -23,7 +23,6 @@ mod writer;
 
 pub use build::{BatchBuilder, ColumnBuilder};
 pub use cell::{Cell, Field};
-pub use dir::Owner;
 pub use error::LogError;
 pub use manifest::{ClockAnchor, Manifest, RunInfo, SCHEMA_VERSION};
 pub use markdown::markdown;

@@ -81,7 +81,7 @@ fn why_not(dir: &LogDir, run: Run8, other_hosts: bool) -> Option<&'static str> {
     let here = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let host = read_manifest(dir, run).map(|manifest| manifest.host);
     if host.is_some_and(|host| host != here) && !other_hosts {
-        return Some("its run is of another host; say so if that host's agent is gone");
+        return Some("its run is of another host; give --other-hosts if that host's agent is gone");
     }
     (!dir.is_dead(run)).then_some("its run is still going on")
 }

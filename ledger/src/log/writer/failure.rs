@@ -52,7 +52,7 @@ impl Writer {
 
     /// The directory may have been removed and made again since: open it anew.
     fn reopen(&self) -> Result<LogDir> {
-        let dir = LogDir::open(&self.dir.path, self.options.owner)?;
+        let dir = LogDir::open(&self.dir.path, None)?;
         dir.probe(self.run)?;
         self.manifest.write(&dir)?;
         Ok(dir)

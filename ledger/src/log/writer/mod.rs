@@ -88,7 +88,7 @@ impl Writer {
     ///
     /// `dir` is a symbolic link, no directory, not writable or full; the message says which.
     pub fn create(dir: &Path, info: &RunInfo, options: Options) -> Result<Self> {
-        let dir = LogDir::create(dir, options.owner)?;
+        let dir = LogDir::create(dir)?;
         let manifest = Manifest::new(info);
         let Some(run) = manifest.run8() else {
             return Err(LogError::directory(&dir.path, "the run has no id"));

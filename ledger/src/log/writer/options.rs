@@ -1,14 +1,10 @@
 //! How the log is written.
 
-use crate::log::dir::Owner;
-
 const SECOND_NS: i64 = 1_000_000_000;
 
 /// How the log is written. [`Options::default`] holds the values of `docs/event-log.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Who shall own directories and files: under sudo, the user who called it.
-    pub owner: Option<Owner>,
     /// Bytes that the runs of this host may take in the directory; oldest samples go first.
     pub max_disk_bytes: Option<u64>,
     /// Rows of a table held in memory at most before they go to the journal.
@@ -30,7 +26,6 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            owner: None,
             max_disk_bytes: None,
             batch_rows: 4_096,
             flush_every_ns: SECOND_NS / 4,
