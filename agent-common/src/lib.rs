@@ -9,4 +9,6 @@ pub mod cookie;
 pub mod life;
 pub mod loss;
 pub mod offsets;
+pub mod python;
+pub mod stack;
 pub mod tensor;
