@@ -17,6 +17,8 @@ pub struct Cookie {
     pub wide: bool,
     /// Changes nothing in the account: one that was in flight when the probe came is no loss.
     pub harmless: bool,
+    /// The stack of the caller is wanted.
+    pub stack: bool,
     /// Which attachment the probe belongs to: its calls count once that one is armed, which the
     /// agent says when the entries *and* the returns of all its functions are in place.
     pub slot: u16,
@@ -43,6 +45,7 @@ impl Cookie {
             | (self.extra_at_exit as u64) << 28
             | (self.wide as u64) << 29
             | (self.harmless as u64) << 30
+            | (self.stack as u64) << 31
             | (self.slot as u64) << 32
     }
 
@@ -56,6 +59,7 @@ impl Cookie {
             extra_at_exit: bits >> 28 & 1 == 1,
             wide: bits >> 29 & 1 == 1,
             harmless: bits >> 30 & 1 == 1,
+            stack: bits >> 31 & 1 == 1,
             slot: (bits >> 32) as u16,
         }
     }
@@ -69,7 +73,7 @@ mod tests {
     fn packing_round_trips() {
         for row in [0, 1, 77, 127] {
             for extra_arg in [None, Some(0), Some(5)] {
-                for bits in 0..8u8 {
+                for bits in 0..16u8 {
                     let cookie = Cookie {
                         row,
                         outs: 0b10_0001,
@@ -77,6 +81,7 @@ mod tests {
                         extra_at_exit: bits & 1 == 1,
                         wide: bits & 2 == 2,
                         harmless: bits & 4 == 4,
+                        stack: bits & 8 == 8,
                         slot: row ^ 0xffff,
                     };
                     assert_eq!(Cookie::unpack(cookie.pack()), cookie);

@@ -49,10 +49,20 @@ losses! {
     ProcessTableFull = 8, "process_table_full";
     /// The table of PyTorch totals was full: totals of a process are missing.
     TensorTableFull = 9, "tensor_table_full";
+    /// The ring of stacks was full: a call is there, its stack is not.
+    StackRingFull = 10, "stack_ring_full";
+    /// The table of threads was full: a call is there, its stack is not.
+    ThreadTableFull = 11, "thread_table_full";
+    /// The table of PyTorch's live blocks was full: a block is not counted at its site.
+    BlockTableFull = 12, "block_table_full";
+    /// The table of sites was full: a block is not counted at its site.
+    SiteTableFull = 13, "site_table_full";
+    /// A block of PyTorch was handed out again whose free went by unseen.
+    TensorFreeMissed = 14, "tensor_free_missed";
 }
 
 /// Number of reasons.
-pub const LOSSES: usize = 10;
+pub const LOSSES: usize = 15;
 
 const _: () = assert!(Loss::ALL.len() == LOSSES);
 

@@ -16,6 +16,21 @@ pub struct Offsets {
     pub task_signal: u32,
     /// `task_struct.exit_code`.
     pub task_exit_code: u32,
+    /// `task_struct.mm`.
+    pub task_mm: u32,
+    /// `task_struct.thread`, and in it the thread pointer: `fsbase` (x86-64), `uw.tp_value`
+    /// (aarch64).
+    pub task_thread_pointer: u32,
+    /// `task_struct.utask`.
+    pub task_utask: u32,
+    /// `uprobe_task.return_instances`.
+    pub utask_return_instances: u32,
+    /// `return_instance.stack`.
+    pub return_stack: u32,
+    /// `return_instance.orig_ret_vaddr`.
+    pub return_orig_ret_vaddr: u32,
+    /// `return_instance.next`.
+    pub return_next: u32,
     /// `signal_struct.live`.
     pub signal_live: u32,
     /// `signal_struct.group_exit_code`.

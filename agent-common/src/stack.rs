@@ -23,6 +23,9 @@ pub const FLAG_PYTHON_FAULT: u8 = 8;
 /// called autograd.
 pub const FLAG_BACKWARD: u8 = 16;
 
+/// Count of a key that the agent wants again, with the large copy.
+pub const WANTED: u32 = u32::MAX;
+
 /// Python frames of one stack.
 pub const PYTHON_FRAMES: usize = 128;
 /// `CFrame`s of one stack (CPython 3.10 and 3.11).
@@ -120,7 +123,7 @@ pub const NAME_BYTES: usize = 128;
 /// Bytes of a file name that are copied: its end.
 pub const FILE_BYTES: usize = 256;
 /// Bytes of a line table that are copied.
-pub const LINES_BYTES: usize = 1024;
+pub const LINES_BYTES: usize = 512;
 
 /// A Python string, as far as it was copied.
 #[derive(
@@ -134,7 +137,7 @@ pub struct RawText {
     pub kind: u8,
     /// The bytes are ASCII (else Latin-1 where `kind` is 1).
     pub ascii: u8,
-    /// Bytes that were copied.
+    /// Bytes that were copied: whole buffer or nothing, whatever the string's length.
     pub copied: u16,
 }
 
@@ -156,7 +159,7 @@ pub struct RawCode {
     pub lines_addr: u64,
     /// Bytes of its line table; more than [`LINES_BYTES`] were not copied whole.
     pub lines_bytes: u32,
-    /// Bytes of it that were copied.
+    /// Bytes that were copied: the whole buffer or nothing, whatever its length.
     pub lines_copied: u32,
     /// `co_firstlineno`.
     pub first_line: i32,

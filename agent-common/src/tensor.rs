@@ -12,6 +12,87 @@ pub struct TensorKey {
     pub ordinal: u32,
 }
 
+/// Key of a live block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct BlockKey {
+    /// Process.
+    pub tgid: u64,
+    /// Its address.
+    pub addr: u64,
+}
+
+/// A live block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Block {
+    /// Key of the stack that allocated it; 0 = none taken.
+    pub key: u64,
+    /// Its size, as `PyTorch` rounds it.
+    pub size_bytes: u64,
+    /// When it was handed out, nanoseconds of `CLOCK_BOOTTIME`.
+    pub since_ns: u64,
+    /// The device's number in the process.
+    pub ordinal: u64,
+}
+
+/// Key of a site's sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct SiteKey {
+    /// Process.
+    pub tgid: u32,
+    /// The device's number in the process.
+    pub ordinal: u32,
+    /// Key of the stack.
+    pub key: u64,
+}
+
+/// Sums over the blocks of one stack.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct SiteTotals {
+    /// Odd while an update is under way, so that a reader can tell a torn copy.
+    pub version: u64,
+    /// Bytes alive.
+    pub live_bytes: i64,
+    /// Blocks alive.
+    pub live_count: i64,
+    /// Blocks handed out.
+    pub allocs: u64,
+    /// Bytes handed out.
+    pub allocated_bytes: u64,
+    /// Blocks taken back.
+    pub frees: u64,
+    /// Bytes taken back.
+    pub freed_bytes: u64,
+}
+
+impl SiteTotals {
+    /// Before the first block.
+    pub const NONE: Self = Self {
+        version: 0,
+        live_bytes: 0,
+        live_count: 0,
+        allocs: 0,
+        allocated_bytes: 0,
+        frees: 0,
+        freed_bytes: 0,
+    };
+}
+
+/// How much is recorded of tensors.
+pub mod detail {
+    /// Sums of a process and device.
+    pub const TOTALS: u32 = 0;
+    /// Sums by stack as well.
+    pub const SITES: u32 = 1;
+    /// Every block as well.
+    pub const EVENTS: u32 = 2;
+}
+
 /// Totals after the last block, and since the first one seen. One device's events come one at a
 /// time (`PyTorch` reports them under that device's allocator lock), so no update is lost.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]

@@ -2,8 +2,8 @@
 
 use agent_common::{
     call::{
-        EXTRA_WORDS, FLAG_OUT_FAULT, FLAG_STRUCT_FAULT, FLAG_WIDE, KIND_CALL, KIND_NOTE,
-        NARROW_LEN, RawCall, WORDS,
+        EXTRA_WORDS, FLAG_OUT_FAULT, FLAG_STRUCT_FAULT, FLAG_WIDE, KIND_CALL, NARROW_LEN, RawCall,
+        WORDS,
     },
     cookie::{Cookie, SLOTS},
     loss::Loss,
@@ -22,7 +22,7 @@ use aya_ebpf::{
 use aya_log_ebpf::warn;
 use zerocopy::IntoBytes as _;
 
-use crate::{emit, life::note_process, lose::lose};
+use crate::{emit, life::note_process, lose::lose, stack};
 
 const EEXIST: i32 = 17; // include/uapi/asm-generic/errno-base.h
 
@@ -64,7 +64,7 @@ pub(crate) fn forget(ids: u64, row: u16) -> bool {
     PENDING.remove(PendingKey { ids, row: u64::from(row) }).is_ok()
 }
 
-fn cookie(ctx: *mut core::ffi::c_void) -> Cookie {
+pub(crate) fn cookie(ctx: *mut core::ffi::c_void) -> Cookie {
     // SAFETY: the context that the kernel handed to this program.
     Cookie::unpack(unsafe { bpf_get_attach_cookie(ctx) })
 }
@@ -105,9 +105,11 @@ pub(crate) fn call_enter(ctx: ProbeContext) -> u32 {
     let ids = bpf_get_current_pid_tgid();
     let tgid = (ids >> 32) as u32;
     note_process(tgid);
+    // First: what follows would be verified again for every path of what comes before.
+    let stack_key = if cookie.stack { stack::key(ctx.as_ptr(), ids) } else { 0 };
     let mut pending = Pending {
         enter_ns: 0,
-        stack_key: 0,
+        stack_key,
         words: arguments(&ctx),
         extra: [0; EXTRA_WORDS],
         flags: 0,
@@ -208,32 +210,4 @@ fn send(record: &RawCall, wide: bool) {
     if !sent && (record.result == 0 || !emit::life(bytes)) {
         lose(record.tgid, Loss::RingFull);
     }
-}
-
-/// Entry-only probe: for functions that must not have a return probe. Goes to the reserved ring.
-#[uprobe]
-pub(crate) fn note_enter(ctx: ProbeContext) -> u32 {
-    let cookie = cookie(ctx.as_ptr());
-    let ids = bpf_get_current_pid_tgid();
-    let tgid = (ids >> 32) as u32;
-    note_process(tgid);
-    let words = arguments(&ctx);
-    let record = RawCall {
-        kind: KIND_NOTE,
-        flags: FLAG_WIDE,
-        row: cookie.row,
-        result: 0,
-        tgid,
-        tid: ids as u32,
-        enter_ns: now_ns(),
-        exit_ns: 0,
-        stack_key: 0,
-        words: [words[0], words[1], words[2]],
-        wide_words: [words[3], words[4], words[5]],
-        extra: [0; EXTRA_WORDS],
-    };
-    if !emit::life(record.as_bytes()) {
-        lose(tgid, Loss::LifeRingFull);
-    }
-    0
 }

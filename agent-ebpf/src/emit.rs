@@ -4,7 +4,7 @@
 use aya_ebpf::{
     bindings::{BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP},
     macros::map,
-    maps::RingBuf,
+    maps::{RingBuf, ring_buf::RingBufEntry},
 };
 
 /// Calls. The agent sets the size.
@@ -13,6 +13,10 @@ static CALLS: RingBuf = RingBuf::with_byte_size(1 << 25, 0);
 /// Process life, failures and notes: small, and kept free of the flood of calls.
 #[map]
 static LIFE: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
+
+/// Stacks and code objects: whole where they are new, so that the ring of calls stays free of them.
+#[map]
+pub(crate) static STACKS: RingBuf = RingBuf::with_byte_size(1 << 25, 0);
 
 const NO_WAKEUP: u64 = BPF_RB_NO_WAKEUP as u64;
 
@@ -30,4 +34,10 @@ pub(crate) fn life_at_once(bytes: &[u8]) -> bool {
 /// Sends to the reserved ring; false when it is full.
 pub(crate) fn life(bytes: &[u8]) -> bool {
     LIFE.output::<[u8]>(bytes, NO_WAKEUP).is_ok()
+}
+
+/// Hands a record of [`STACKS`] over.
+#[inline(always)]
+pub(crate) fn submit<T>(entry: RingBufEntry<T>) {
+    entry.submit(NO_WAKEUP);
 }

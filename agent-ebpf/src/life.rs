@@ -18,7 +18,7 @@ use aya_ebpf::{
 };
 use zerocopy::IntoBytes as _;
 
-use crate::{call, emit, lose::lose, task::Task};
+use crate::{backward, call, emit, lose::lose, stack, task::Task, thread};
 
 /// Rows of the agent's probe table; the agent writes it before the programs are loaded.
 #[unsafe(no_mangle)]
@@ -94,6 +94,7 @@ pub(crate) fn process_fork(ctx: RawTracePointContext) -> i32 {
         return 0;
     }
     let Some(flags) = KNOWN.get_ptr(parent_tgid) else { return 0 };
+    stack::fork(parent_tgid, tgid);
     // SAFETY: a map value, valid until the program returns.
     let flags = unsafe { *flags };
     if flags & FOLLOW_CHILDREN == 0 {
@@ -113,10 +114,15 @@ pub(crate) fn process_fork(ctx: RawTracePointContext) -> i32 {
 #[raw_tracepoint(tracepoint = "sched_process_exec")]
 pub(crate) fn process_exec(ctx: RawTracePointContext) -> i32 {
     let (ids, tgid) = current_ids();
+    forget_program(tgid);
+    let exec_tid: u32 = ctx.arg(1);
+    for ids in [ids, u64::from(tgid) << 32 | u64::from(exec_tid)] {
+        thread::forget(ids);
+    }
     if KNOWN.get_ptr(tgid).is_some() {
         forget_calls(ids, tgid, true);
         let mut exec = event(KIND_EXEC, tgid, current());
-        exec.exec_tid = ctx.arg(1);
+        exec.exec_tid = exec_tid;
         send(&exec);
     }
     0
@@ -126,12 +132,18 @@ pub(crate) fn process_exec(ctx: RawTracePointContext) -> i32 {
 #[raw_tracepoint(tracepoint = "sched_process_exit")]
 pub(crate) fn process_exit(_ctx: RawTracePointContext) -> i32 {
     let (ids, tgid) = current_ids();
+    let task = current();
     if KNOWN.get_ptr(tgid).is_none() {
+        // It may have got its parent's interpreter at a fork all the same.
+        if ids as u32 == tgid {
+            forget_program(tgid);
+        }
         return 0;
     }
-    let task = current();
+    thread::forget(ids);
     forget_calls(ids, tgid, task.in_group_exit());
     if task.live_threads() == 0 {
+        forget_program(tgid);
         let mut exit = event(KIND_EXIT, tgid, task);
         exit.exit_code = task.exit_code();
         // Removing cannot fail here: the entry was just seen.
@@ -139,6 +151,12 @@ pub(crate) fn process_exit(_ctx: RawTracePointContext) -> i32 {
         send(&exit);
     }
     0
+}
+
+/// Drops what is known of the program that a process ran.
+fn forget_program(tgid: u32) {
+    stack::forget(tgid);
+    backward::forget(tgid);
 }
 
 /// Drops the entries of calls whose exit will never come; thread ids are reused, so a stale one

@@ -13,12 +13,20 @@
 #![allow(clippy::needless_pass_by_value, reason = "the signature that aya's macros call")]
 #![allow(missing_docs, reason = "the programs' names are their interface; each has its comment")]
 
+mod backward;
 mod call;
+mod code;
 mod emit;
+mod hash;
 mod life;
 mod lose;
+mod python;
+mod regs;
+mod sites;
+mod stack;
 mod task;
 mod tensor;
+mod thread;
 
 #[cfg(not(test))]
 #[panic_handler]

@@ -10,6 +10,13 @@ static OFFSETS: Offsets = Offsets {
     task_start_boottime: 0,
     task_signal: 0,
     task_exit_code: 0,
+    task_mm: 0,
+    task_thread_pointer: 0,
+    task_utask: 0,
+    utask_return_instances: 0,
+    return_stack: 0,
+    return_orig_ret_vaddr: 0,
+    return_next: 0,
     signal_live: 0,
     signal_group_exit_code: 0,
     signal_flags: 0,
@@ -47,6 +54,25 @@ impl Task {
         field(leader, offsets().task_start_boottime)
     }
 
+    /// Address of its memory descriptor: another after each exec.
+    pub(crate) fn mm(self) -> u64 {
+        field(self.0, offsets().task_mm)
+    }
+
+    /// What `pthread_self` is made of.
+    pub(crate) fn thread_pointer(self) -> u64 {
+        field(self.0, offsets().task_thread_pointer)
+    }
+
+    /// Its innermost pending return probe.
+    pub(crate) fn return_instances(self) -> ReturnInstance {
+        let utask: u64 = field(self.0, offsets().task_utask);
+        if utask == 0 {
+            return ReturnInstance(0);
+        }
+        ReturnInstance(field(utask, offsets().utask_return_instances))
+    }
+
     fn signal(self) -> u64 {
         field(self.0, offsets().task_signal)
     }
@@ -66,5 +92,31 @@ impl Task {
     pub(crate) fn exit_code(self) -> i32 {
         let group: i32 = field(self.signal(), offsets().signal_group_exit_code);
         if group != 0 { group } else { field(self.0, offsets().task_exit_code) }
+    }
+}
+
+/// A `return_instance`: a return address that a return probe replaced.
+#[derive(Clone, Copy)]
+pub(crate) struct ReturnInstance(u64);
+
+impl ReturnInstance {
+    /// There is none.
+    pub(crate) fn is_none(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Address of the slot on the stack.
+    pub(crate) fn slot(self) -> u64 {
+        field(self.0, offsets().return_stack)
+    }
+
+    /// What the slot held.
+    pub(crate) fn address(self) -> u64 {
+        field(self.0, offsets().return_orig_ret_vaddr)
+    }
+
+    /// The one outside it.
+    pub(crate) fn next(self) -> Self {
+        Self(field(self.0, offsets().return_next))
     }
 }

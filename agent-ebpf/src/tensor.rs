@@ -1,10 +1,12 @@
 //! `PyTorch`'s allocator reports, folded into totals: no ring record for what a map can hold.
 
 use agent_common::{
+    call::{EXTRA_WORDS, FLAG_WIDE, KIND_CALL, RawCall},
     loss::Loss,
-    tensor::{TensorKey, TensorTotals},
+    tensor::{Block, TensorKey, TensorTotals, detail},
 };
 use aya_ebpf::{
+    EbpfContext as _,
     bindings::BPF_NOEXIST,
     helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_boot_ns},
     macros::{map, uprobe},
@@ -12,7 +14,19 @@ use aya_ebpf::{
     programs::ProbeContext,
 };
 
-use crate::{life::note_process, lose::lose};
+use zerocopy::IntoBytes as _;
+
+use crate::{call::cookie, emit, life::note_process, lose::lose, sites, stack};
+
+/// How much is wanted, `detail::*`. The agent writes it before the programs are loaded.
+#[unsafe(no_mangle)]
+static TENSOR_DETAIL: u32 = detail::TOTALS;
+
+fn detail() -> u32 {
+    // SAFETY: a valid static that nobody writes while the program is loaded. Volatile, or the
+    // compiler would fold the value above into the program.
+    unsafe { core::ptr::read_volatile(&raw const TENSOR_DETAIL) }
+}
 
 /// Totals per process and device; the agent removes a process's entries after its end.
 #[map]
@@ -28,15 +42,63 @@ pub(crate) fn tensor_usage(ctx: ProbeContext) -> u32 {
     if device & 0xff != DEVICE_TYPE_CUDA {
         return 0;
     }
-    let tgid = (bpf_get_current_pid_tgid() >> 32) as u32;
+    let ids = bpf_get_current_pid_tgid();
+    let tgid = (ids >> 32) as u32;
     note_process(tgid);
-    let key = TensorKey { tgid, ordinal: (device >> 8 & 0xff) as u32 };
-    if let Some(totals) = totals_of(key) {
+    let ordinal = (device >> 8 & 0xff) as u32;
+    if let Some(totals) = totals_of(TensorKey { tgid, ordinal }) {
         update(totals, &ctx);
     } else {
         lose(tgid, Loss::TensorTableFull);
     }
+    if detail() != detail::TOTALS {
+        count_block(&ctx, ids, ordinal);
+    }
     0
+}
+
+/// Counts the block at its site, and tells of it where every block is wanted.
+#[inline(always)]
+fn count_block(ctx: &ProbeContext, ids: u64, ordinal: u32) {
+    let tgid = (ids >> 32) as u32;
+    let addr: u64 = ctx.arg(0).unwrap_or(0);
+    let size: i64 = ctx.arg(1).unwrap_or(0);
+    let mut key = 0;
+    if size >= 0 {
+        key = stack::key(ctx.as_ptr(), ids);
+        // SAFETY: a helper without arguments.
+        let since_ns = unsafe { bpf_ktime_get_boot_ns() };
+        let block = Block { key, size_bytes: size as u64, since_ns, ordinal: u64::from(ordinal) };
+        sites::allocated(tgid, ordinal, addr, &block);
+    } else {
+        sites::freed(tgid, ordinal, addr);
+    }
+    if detail() == detail::EVENTS {
+        tell(ctx, ids, key);
+    }
+}
+
+#[inline(always)]
+fn tell(ctx: &ProbeContext, ids: u64, stack_key: u64) {
+    // SAFETY: a helper without arguments.
+    let now_ns = unsafe { bpf_ktime_get_boot_ns() };
+    let record = RawCall {
+        kind: KIND_CALL,
+        flags: FLAG_WIDE,
+        row: cookie(ctx.as_ptr()).row,
+        result: 0,
+        tgid: (ids >> 32) as u32,
+        tid: ids as u32,
+        enter_ns: now_ns,
+        exit_ns: now_ns,
+        stack_key,
+        words: [ctx.arg(0).unwrap_or(0), ctx.arg(1).unwrap_or(0), ctx.arg(2).unwrap_or(0)],
+        wide_words: [ctx.arg(3).unwrap_or(0), ctx.arg(4).unwrap_or(0), 0],
+        extra: [0; EXTRA_WORDS],
+    };
+    if !emit::call(record.as_bytes()) {
+        lose((ids >> 32) as u32, Loss::RingFull);
+    }
 }
 
 #[inline(always)]
@@ -93,7 +155,7 @@ fn update(totals: *mut TensorTotals, ctx: &ProbeContext) {
 
 /// A store that the compiler may not move or merge.
 #[inline(always)]
-fn set(place: &mut u64, value: u64) {
+pub(crate) fn set(place: &mut u64, value: u64) {
     // SAFETY: a valid, aligned reference.
     unsafe { core::ptr::write_volatile(place, value) };
 }

@@ -80,7 +80,7 @@ pub struct Recording {
     #[arg(env = "VRAMSCOPE_OUTPUT")]
     pub output: PathBuf,
     /// How much to record of PyTorch's tensors.
-    #[arg(long, value_enum, default_value_t = Detail::Totals, env = "VRAMSCOPE_DETAIL")]
+    #[arg(long, value_enum, default_value_t = Detail::Sites, env = "VRAMSCOPE_DETAIL")]
     pub detail: Detail,
     /// Delete the oldest finished files when the log exceeds this (10GiB, 500m).
     #[arg(long, value_name = "SIZE", value_parser = crate::units::parse_size)]
@@ -101,6 +101,10 @@ pub enum Detail {
     Off,
     /// PyTorch's own totals and peaks per process and device.
     Totals,
+    /// The same, and live bytes and counts for each place that allocates.
+    Sites,
+    /// The same, and every single block.
+    Events,
 }
 
 impl Detail {
@@ -109,6 +113,19 @@ impl Detail {
         match self {
             Self::Off => "off",
             Self::Totals => "totals",
+            Self::Sites => "sites",
+            Self::Events => "events",
+        }
+    }
+
+    /// What the kernel half is told.
+    #[cfg(feature = "live")]
+    pub const fn in_kernel(self) -> u32 {
+        use agent_common::tensor::detail;
+        match self {
+            Self::Off | Self::Totals => detail::TOTALS,
+            Self::Sites => detail::SITES,
+            Self::Events => detail::EVENTS,
         }
     }
 }

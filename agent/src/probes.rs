@@ -19,6 +19,8 @@ pub enum Library {
     Cuda,
     /// `PyTorch`'s core library, `libc10.so`.
     C10,
+    /// `PyTorch`'s operators and autograd, `libtorch_cpu.so`.
+    TorchCpu,
 }
 
 impl Library {
@@ -28,6 +30,8 @@ impl Library {
             Some(Self::Cuda)
         } else if name == "libc10.so" {
             Some(Self::C10)
+        } else if name == "libtorch_cpu.so" {
+            Some(Self::TorchCpu)
         } else {
             None
         }
@@ -38,6 +42,7 @@ impl Library {
         match self {
             Self::Cuda => "libcuda",
             Self::C10 => "libc10",
+            Self::TorchCpu => "libtorch_cpu",
         }
     }
 }
@@ -110,12 +115,15 @@ pub enum Meaning {
     DeviceUuid(Out, Arg),
     /// `PyTorch`'s block reporter, folded into totals in the kernel.
     TensorUsage,
+    /// Autograd begins a backward pass.
+    Backward,
 }
 
 /// One traced function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// Exact exported name.
+    /// Exact exported name; one that ends in `*` is the beginning of a mangled name whose end
+    /// (argument types) differs between versions.
     pub symbol: &'static str,
     /// Which library exports it.
     pub library: Library,
@@ -190,6 +198,11 @@ pub const PROBES: &[Probe] = &[
         library: Library::C10,
         meaning: Meaning::TensorUsage,
     },
+    Probe {
+        symbol: "_ZN5torch8autograd6Engine7executeE*",
+        library: Library::TorchCpu,
+        meaning: Meaning::Backward,
+    },
 ];
 
 const _: () = assert!(PROBES.len() <= MAX_ROWS as usize);
@@ -201,15 +214,40 @@ pub enum Programs {
     Pair,
     /// Entry of `PyTorch`'s reporter (C++ that can throw: never a return probe).
     Tensor,
+    /// Entry of autograd's execute (C++ likewise).
+    Backward,
 }
 
 impl Probe {
+    /// Whether an exported symbol is the function.
+    pub fn is(&self, exported: &str) -> bool {
+        match self.symbol.strip_suffix('*') {
+            Some(beginning) => exported.starts_with(beginning),
+            None => exported == self.symbol,
+        }
+    }
+
     /// The programs that it needs.
     pub const fn programs(&self) -> Programs {
         match self.meaning {
             Meaning::TensorUsage => Programs::Tensor,
+            Meaning::Backward => Programs::Backward,
             _ => Programs::Pair,
         }
+    }
+
+    /// Who calls it is worth a stack: it takes memory, or makes a context.
+    const fn takes_stack(&self) -> bool {
+        matches!(
+            self.meaning,
+            Meaning::Alloc(..)
+                | Meaning::VmmCreate(..)
+                | Meaning::VmmImport(..)
+                | Meaning::Reserve(..)
+                | Meaning::HostRegister(..)
+                | Meaning::CtxCreate(..)
+                | Meaning::PrimaryRetain(..)
+        )
     }
 
     /// What the kernel half must know of row `row`.
@@ -221,6 +259,7 @@ impl Probe {
             extra_at_exit: false,
             wide: false,
             harmless: false,
+            stack: self.takes_stack(),
             slot: 0,
         };
         match self.meaning {

@@ -25,13 +25,21 @@ pub fn sites(file: File, library: Library) -> Result<Vec<Site>, ElfError> {
         .segments()
         .map(|segment| (segment.address(), segment.size(), segment.file_range().0))
         .collect();
-    let rows: HashMap<&str, u16> =
-        rows_of(library).map(|(row, probe)| (probe.symbol, row)).collect();
+    let (beginnings, exact): (Vec<_>, Vec<_>) =
+        rows_of(library).partition(|(_, probe)| probe.symbol.ends_with('*'));
+    let exact: HashMap<&str, u16> =
+        exact.into_iter().map(|(row, probe)| (probe.symbol, row)).collect();
+    let row_of = |name: &str| {
+        exact
+            .get(name)
+            .copied()
+            .or_else(|| beginnings.iter().find(|(_, probe)| probe.is(name)).map(|(row, _)| *row))
+    };
     let mut found: Vec<Site> = elf
         .dynamic_symbols()
         .filter(object::ObjectSymbol::is_definition)
         .filter_map(|symbol| {
-            let row = *rows.get(symbol.name().ok()?)?;
+            let row = row_of(symbol.name().ok()?)?;
             let offset = file_offset(&segments, symbol.address())?;
             Some(Site { row, offset })
         })

@@ -105,7 +105,7 @@ pub struct Attacher {
     host: Host,
     /// Every process of the host, or the followed ones.
     host_wide: bool,
-    /// `libc10` is probed too.
+    /// `PyTorch`'s libraries are probed too.
     tensors: bool,
     followed: HashSet<u32>,
     /// The first look at what runs already.
@@ -254,7 +254,7 @@ impl Attacher {
     }
 
     fn library(&self, file_name: &str) -> Option<Library> {
-        Library::of_file_name(file_name).filter(|library| self.tensors || *library != Library::C10)
+        Library::of_file_name(file_name).filter(|library| self.tensors || *library == Library::Cuda)
     }
 
     fn look_at(&mut self, tgid: u32) {

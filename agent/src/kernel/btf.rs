@@ -168,10 +168,29 @@ pub fn offsets(btf: &Btf) -> Result<Offsets, BtfError> {
         task_start_boottime: btf.offset("task_struct", "start_boottime")?,
         task_signal: btf.offset("task_struct", "signal")?,
         task_exit_code: btf.offset("task_struct", "exit_code")?,
+        task_mm: btf.offset("task_struct", "mm")?,
+        task_thread_pointer: thread_pointer(btf)?,
+        task_utask: btf.offset("task_struct", "utask")?,
+        utask_return_instances: btf.offset("uprobe_task", "return_instances")?,
+        return_stack: btf.offset("return_instance", "stack")?,
+        return_orig_ret_vaddr: btf.offset("return_instance", "orig_ret_vaddr")?,
+        return_next: btf.offset("return_instance", "next")?,
         signal_live: btf.offset("signal_struct", "live")?,
         signal_group_exit_code: btf.offset("signal_struct", "group_exit_code")?,
         signal_flags: btf.offset("signal_struct", "flags")?,
     })
+}
+
+/// `fsbase` of x86-64, `tp_value` of aarch64 (which lies in a member `uw` of `thread_struct`).
+fn thread_pointer(btf: &Btf) -> Result<u32, BtfError> {
+    let thread = btf.offset("task_struct", "thread")?;
+    let inner = if cfg!(target_arch = "x86_64") {
+        btf.offset("thread_struct", "fsbase")?
+    } else {
+        // arch/arm64/include/asm/processor.h: the first member of the first member.
+        btf.offset("thread_struct", "uw")?
+    };
+    Ok(thread + inner)
 }
 
 #[cfg(test)]

@@ -8,7 +8,9 @@ use std::{io, num::NonZeroU32, os::fd::OwnedFd, path::Path};
 use agent_common::{
     cookie::Cookie,
     loss::{LOSSES, Loss},
-    tensor::{TensorKey, TensorTotals},
+    python::PythonConfig,
+    stack::{ExecutablePages, WANTED},
+    tensor::{Block, BlockKey, SiteKey, SiteTotals, TensorKey, TensorTotals},
 };
 use aya::{
     Ebpf, EbpfLoader, include_bytes_aligned,
@@ -99,21 +101,40 @@ pub enum Scope {
     Process(NonZeroU32),
 }
 
-/// The two rings, for the reader thread.
+/// The rings, for the reader thread.
 #[expect(missing_debug_implementations, reason = "aya's maps have none")]
 pub struct Rings {
     /// Calls.
     pub calls: RingBuf<MapData>,
     /// Process life, failures and notes.
     pub life: RingBuf<MapData>,
+    /// Stacks and code objects.
+    pub stacks: RingBuf<MapData>,
 }
+
+/// How the kernel half is loaded.
+#[derive(Clone, Copy, Debug)]
+pub struct LoadOptions {
+    /// Size of the ring of calls, a power of two.
+    pub ring_bytes: u32,
+    /// How much is wanted of tensors, `agent_common::tensor::detail`.
+    pub tensor_detail: u32,
+    /// Stacks are taken.
+    pub stacks: bool,
+}
+
+/// Words of the maps' values, as aya wants them.
+const PYTHON_WORDS: usize = size_of::<PythonConfig>() / 8;
+const PAGES_WORDS: usize = size_of::<ExecutablePages>() / 8;
 
 /// The loaded programs and the maps that are written from here.
 #[expect(missing_debug_implementations, reason = "aya's maps have none")]
 pub struct Kernel {
     ebpf: Ebpf,
-    /// Entry, return, `PyTorch`'s reporter; `None` where this kernel has no multi links.
-    multi: Option<[MultiProgram; 3]>,
+    /// As [`UPROBES`]; `None` where this kernel has no multi links.
+    multi: Option<[MultiProgram; 4]>,
+    python: HashMap<MapData, u32, [u64; PYTHON_WORDS]>,
+    pages: HashMap<MapData, u32, [u64; PAGES_WORDS]>,
     armed: Array<MapData, u32>,
     next_slot: u16,
     known: HashMap<MapData, u32, u32>,
@@ -136,7 +157,14 @@ fn take<T: TryFrom<aya::maps::Map, Error = aya::maps::MapError>>(
     T::try_from(map).map_err(map_error(name))
 }
 
-const UPROBES: [&str; 3] = ["call_enter", "call_exit", "tensor_usage"];
+/// The programs of probes, and whether they run at return. Returns first: an entry without its
+/// return would stay pending for ever.
+const UPROBES: [(&str, bool, Programs); 4] = [
+    ("call_exit", true, Programs::Pair),
+    ("call_enter", false, Programs::Pair),
+    ("tensor_usage", false, Programs::Tensor),
+    ("backward", false, Programs::Backward),
+];
 const LIFE: [(&str, &str); 3] = [
     ("process_fork", "sched_process_fork"),
     ("process_exec", "sched_process_exec"),
@@ -145,16 +173,19 @@ const LIFE: [(&str, &str); 3] = [
 
 impl Kernel {
     /// Loads the programs and follows process life; no probe is attached yet.
-    pub fn load(ring_bytes: u32) -> Result<Self, KernelError> {
+    pub fn load(options: LoadOptions) -> Result<Self, KernelError> {
         let offsets = btf::offsets(&btf::Btf::of_kernel()?)?;
         let rows = PROBES.len() as u16;
+        let take_stacks = u32::from(options.stacks);
         let mut ebpf = EbpfLoader::new()
             .override_global("OFFSETS", offsets.as_bytes(), true)
             .override_global("ROWS", &rows, true)
-            .map_max_entries("CALLS", ring_bytes)
+            .override_global("TAKE_STACKS", &take_stacks, true)
+            .override_global("TENSOR_DETAIL", &options.tensor_detail, true)
+            .map_max_entries("CALLS", options.ring_bytes)
             .load(OBJECT)
             .map_err(|source| KernelError::Load(Box::new(source)))?;
-        for name in UPROBES {
+        for (name, ..) in UPROBES {
             program(&mut ebpf, name)?.load().map_err(program_error(name))?;
         }
         for (name, tracepoint) in LIFE {
@@ -165,18 +196,22 @@ impl Kernel {
             program.load().map_err(program_error(name))?;
             program.attach(tracepoint).map_err(program_error(name))?;
         }
-        let programs = [("call_enter", false), ("call_exit", true), ("tensor_usage", false)];
-        let multi = multi::load(&ebpf, OBJECT, programs)
+        let multi = multi::load(&ebpf, OBJECT, UPROBES.map(|(name, returns, _)| (name, returns)))
             .inspect_err(|error| info!(%error, "one link a probe: detaching will be slow"))
             .ok();
         let known = take(&mut ebpf, "KNOWN")?;
         let armed = take(&mut ebpf, "ARMED")?;
-        Ok(Self { ebpf, multi, armed, next_slot: 0, known })
+        let (python, pages) = (take(&mut ebpf, "PYTHON")?, take(&mut ebpf, "PAGES")?);
+        Ok(Self { ebpf, multi, python, pages, armed, next_slot: 0, known })
     }
 
     /// The rings; once.
     pub fn take_rings(&mut self) -> Result<Rings, KernelError> {
-        Ok(Rings { calls: take(&mut self.ebpf, "CALLS")?, life: take(&mut self.ebpf, "LIFE")? })
+        Ok(Rings {
+            calls: take(&mut self.ebpf, "CALLS")?,
+            life: take(&mut self.ebpf, "LIFE")?,
+            stacks: take(&mut self.ebpf, "STACKS")?,
+        })
     }
 
     /// The counters and totals; once.
@@ -188,8 +223,27 @@ impl Kernel {
             loss_totals: take(&mut self.ebpf, "LOSS_TOTALS")?,
             losses: take(&mut self.ebpf, "LOSS_COUNTS")?,
             tensors: take(&mut self.ebpf, "TENSORS")?,
+            sites: take(&mut self.ebpf, "SITES")?,
+            blocks: take(&mut self.ebpf, "BLOCKS")?,
             diagnostics,
         })
+    }
+
+    /// The keys that were seen; once.
+    pub fn take_seen(&mut self) -> Result<Seen, KernelError> {
+        Ok(Seen(take(&mut self.ebpf, "SEEN")?))
+    }
+
+    /// Says where a process's interpreter is: its Python frames are walked from here on.
+    pub fn set_python(&mut self, tgid: u32, config: &PythonConfig) -> Result<(), KernelError> {
+        let words: [u64; PYTHON_WORDS] = zerocopy::transmute!(*config);
+        self.python.insert(tgid, words, 0).map_err(map_error("PYTHON"))
+    }
+
+    /// Says where a process has executable code.
+    pub fn set_pages(&mut self, tgid: u32, pages: &ExecutablePages) -> Result<(), KernelError> {
+        let words: &[u64; PAGES_WORDS] = zerocopy::transmute_ref!(pages);
+        self.pages.insert(tgid, words, 0).map_err(map_error("PAGES"))
     }
 
     /// Follows a process's life (`FOLLOW_CHILDREN` or 0) before its first call.
@@ -220,8 +274,7 @@ impl Kernel {
         self.armed.set(u32::from(slot), u32::from(armed), 0).map_err(map_error("ARMED"))
     }
 
-    /// A link for all entries, one for all returns. The returns first: an entry without its return
-    /// would stay pending for ever.
+    /// A link for all entries, one for all returns.
     fn attach_multi(
         &self,
         file: &Path,
@@ -229,7 +282,7 @@ impl Kernel {
         scope: Scope,
         slot: u16,
     ) -> Result<Links, KernelError> {
-        let Some([enter, exit, tensor]) = &self.multi else {
+        let Some(programs) = &self.multi else {
             return Err(KernelError::Part("programs for multi links"));
         };
         let pid = match scope {
@@ -237,9 +290,7 @@ impl Kernel {
             Scope::Process(pid) => Some(pid.get()),
         };
         let mut links = Links::default();
-        for (program, kind) in
-            [(exit, Programs::Pair), (enter, Programs::Pair), (tensor, Programs::Tensor)]
-        {
+        for (program, (_, _, kind)) in programs.iter().zip(UPROBES) {
             let (offsets, cookies): (Vec<u64>, Vec<u64>) = of_kind(sites, kind, slot)
                 .map(|(site, cookie)| (site.offset, cookie.pack()))
                 .unzip();
@@ -262,14 +313,9 @@ impl Kernel {
         slot: u16,
     ) -> Result<Links, KernelError> {
         let mut links = Links::default();
-        for (names, kind) in [
-            (["call_exit", "call_enter"].as_slice(), Programs::Pair),
-            (["tensor_usage"].as_slice(), Programs::Tensor),
-        ] {
+        for (name, _, kind) in UPROBES {
             for (site, cookie) in of_kind(sites, kind, slot) {
-                for name in names {
-                    self.attach_one(name, file, cookie, site.offset, scope, &mut links)?;
-                }
+                self.attach_one(name, file, cookie, site.offset, scope, &mut links)?;
             }
         }
         Ok(links)
@@ -318,6 +364,8 @@ pub struct Counters {
     loss_totals: Array<MapData, u64>,
     losses: HashMap<MapData, [u32; 2], u64>,
     tensors: HashMap<MapData, [u32; 2], [u64; 10]>,
+    sites: HashMap<MapData, [u64; 2], [u64; 7]>,
+    blocks: HashMap<MapData, [u64; 2], [u64; 4]>,
     diagnostics: Option<EbpfLogger<ToTracing>>,
 }
 
@@ -390,14 +438,24 @@ impl Counters {
     }
 
     fn stable_totals(&self, key: [u32; 2]) -> Option<TensorTotals> {
-        for _ in 0..8 {
-            let first = self.tensors.get(&key, 0).ok()?;
-            let second = self.tensors.get(&key, 0).ok()?;
-            if first == second && first[0].is_multiple_of(2) {
-                return Some(zerocopy::transmute!(first));
-            }
-        }
-        None
+        stable(&self.tensors, &key).map(|words| zerocopy::transmute!(words))
+    }
+
+    /// `PyTorch`'s blocks summed by process, device and stack.
+    pub fn sites(&self) -> Vec<(SiteKey, SiteTotals)> {
+        let keys: Vec<[u64; 2]> = self.sites.keys().flatten().collect();
+        keys.into_iter()
+            .filter_map(|key| {
+                let totals = stable(&self.sites, &key)?;
+                Some((zerocopy::transmute!(key), zerocopy::transmute!(totals)))
+            })
+            .collect()
+    }
+
+    /// `PyTorch`'s live blocks, as far as they were seen to be handed out.
+    pub fn blocks(&self) -> Vec<(BlockKey, Block)> {
+        let found = self.blocks.iter().flatten();
+        found.map(|(key, block)| (zerocopy::transmute!(key), zerocopy::transmute!(block))).collect()
     }
 
     /// Drops an ended process's counters.
@@ -410,5 +468,44 @@ impl Counters {
         for key in ours(self.losses.keys().flatten().collect()) {
             drop(self.losses.remove(&key));
         }
+        // The process is the lower half of the first word of either key.
+        let ours = |keys: Vec<[u64; 2]>| keys.into_iter().filter(move |key| key[0] as u32 == tgid);
+        for key in ours(self.sites.keys().flatten().collect()) {
+            drop(self.sites.remove(&key));
+        }
+        for key in ours(self.blocks.keys().flatten().collect()) {
+            drop(self.blocks.remove(&key));
+        }
     }
 }
+
+/// A value with a version in its first word, odd while it is written. A copy taken during an update
+/// is taken again.
+fn stable<K: aya::Pod, const N: usize>(
+    map: &HashMap<MapData, K, [u64; N]>,
+    key: &K,
+) -> Option<[u64; N]> {
+    for _ in 0..8 {
+        let first = map.get(key, 0).ok()?;
+        let second = map.get(key, 0).ok()?;
+        if first == second && first[0].is_multiple_of(2) {
+            return Some(first);
+        }
+    }
+    None
+}
+
+/// The keys of stacks that the kernel half has met.
+#[expect(missing_debug_implementations, reason = "aya's maps have none")]
+pub struct Seen(HashMap<MapData, u64, u32>);
+
+impl Seen {
+    /// Asks for the stack again at its next meeting, with the large copy.
+    pub fn want_large(&mut self, key: u64) {
+        // One that fell out meanwhile is sent again anyhow.
+        drop(self.0.insert(key, WANTED, BPF_EXIST));
+    }
+}
+
+/// `include/uapi/linux/bpf.h`: only where the key is there.
+const BPF_EXIST: u64 = 2;

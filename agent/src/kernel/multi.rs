@@ -115,6 +115,7 @@ fn map_data(map: &Map) -> Option<&MapData> {
     match map {
         Map::Array(data)
         | Map::HashMap(data)
+        | Map::LruHashMap(data)
         | Map::RingBuf(data)
         | Map::PerfEventArray(data)
         | Map::PerCpuArray(data) => Some(data),

@@ -33,7 +33,7 @@ use crate::{
     cli::Detail,
     clock::{self, Anchor},
     host::{CommandDetail, Host},
-    kernel::{Kernel, Links},
+    kernel::{Kernel, Links, LoadOptions},
     nvml::{self, Driver, Gpu, GpuReader as _, NvmlReader, Sampler, SamplerThread},
 };
 
@@ -130,7 +130,11 @@ impl Session {
         let beginnings = first_rows(reader.as_ref(), &gpus, &host, options);
         rows.send(ToLog::Rows(beginnings)).context("hand the first rows to the log")?;
 
-        let mut kernel = Kernel::load(options.ring_bytes)?;
+        let mut kernel = Kernel::load(LoadOptions {
+            ring_bytes: options.ring_bytes,
+            tensor_detail: options.detail.in_kernel(),
+            stacks: true,
+        })?;
         let rings = kernel.take_rings()?;
         let counters = kernel.take_counters()?;
         let stop = Arc::new(AtomicBool::new(false));

@@ -1,0 +1,82 @@
+//! Backward passes: who called autograd, for what its own threads allocate.
+
+use agent_common::{
+    call::{EXTRA_WORDS, FLAG_WIDE, KIND_NOTE, RawCall},
+    loss::Loss,
+};
+use aya_ebpf::{
+    EbpfContext as _,
+    helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_boot_ns},
+    macros::{map, uprobe},
+    maps::HashMap,
+    programs::ProbeContext,
+};
+use zerocopy::IntoBytes as _;
+
+use crate::{call::cookie, emit, life::note_process, lose::lose, stack, thread};
+
+/// The latest backward pass of a process.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Pass {
+    /// Counted from 1.
+    number: u64,
+    /// Key of the stack that called it.
+    key: u64,
+}
+
+#[map]
+static PASSES: HashMap<u32, Pass> = HashMap::with_max_entries(16384, 0);
+
+/// Key of the stack that called the latest backward pass; 0 = none.
+#[inline(always)]
+pub(crate) fn caller(tgid: u32) -> u64 {
+    // SAFETY: a map value, valid until the program returns.
+    PASSES.get_ptr(tgid).map_or(0, |pass| unsafe { (*pass).key })
+}
+
+/// The program is gone.
+pub(crate) fn forget(tgid: u32) {
+    if PASSES.get_ptr(tgid).is_some() {
+        PASSES.remove(tgid).unwrap_or_default();
+    }
+}
+
+/// Entry of autograd's execute. Entry only: it is C++ that can throw. Autograd's own threads call
+/// it too, for passes within a pass: those are the same pass.
+#[uprobe]
+pub(crate) fn backward(ctx: ProbeContext) -> u32 {
+    let ids = bpf_get_current_pid_tgid();
+    let tgid = (ids >> 32) as u32;
+    note_process(tgid);
+    if thread::current(ids).is_none_or(|thread| thread.autograd == 1) {
+        return 0;
+    }
+    let key = stack::key(ctx.as_ptr(), ids);
+    // SAFETY: a map value, valid until the program returns.
+    let last = PASSES.get_ptr(tgid).map_or(0, |pass| unsafe { (*pass).number });
+    let pass = Pass { number: last + 1, key };
+    if PASSES.insert(tgid, pass, 0).is_err() {
+        lose(tgid, Loss::ProcessTableFull);
+        return 0;
+    }
+    let record = RawCall {
+        kind: KIND_NOTE,
+        flags: FLAG_WIDE,
+        row: cookie(ctx.as_ptr()).row,
+        result: 0,
+        tgid,
+        tid: ids as u32,
+        // SAFETY: a helper without arguments.
+        enter_ns: unsafe { bpf_ktime_get_boot_ns() },
+        exit_ns: 0,
+        stack_key: key,
+        words: [pass.number, 0, 0],
+        wide_words: [0; 3],
+        extra: [0; EXTRA_WORDS],
+    };
+    if !emit::life(record.as_bytes()) {
+        lose(tgid, Loss::LifeRingFull);
+    }
+    0
+}

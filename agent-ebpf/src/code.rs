@@ -1,0 +1,118 @@
+//! Python code objects, sent once each: names and lines must outlive the object.
+
+use agent_common::{
+    loss::Loss,
+    python::PythonConfig,
+    stack::{FILE_BYTES, KIND_CODE, PYTHON_FRAMES, RawCode, RawPythonFrame, RawText},
+};
+use aya_ebpf::{helpers::generated, macros::map, maps::LruHashMap};
+
+use crate::{
+    emit,
+    lose::lose,
+    python::{member, read, word},
+    thread::Thread,
+};
+
+/// Definitions that were sent. One that falls out is sent again.
+#[map]
+static DEFINED: LruHashMap<u64, u8> = LruHashMap::with_max_entries(32768, 0);
+
+/// Sends the code objects of the walked frames that were not sent before.
+#[inline(never)]
+pub(crate) fn define(thread: &mut Thread, config: &PythonConfig, tgid: u32) {
+    for n in 0..PYTHON_FRAMES {
+        if n as u64 >= thread.frame_count {
+            break;
+        }
+        let frame = thread.frames[n];
+        // SAFETY: the value is not used.
+        if frame.definition != 0 && unsafe { DEFINED.get(frame.definition) }.is_none() {
+            send(thread, config, &frame, tgid);
+        }
+    }
+}
+
+/// Straight on, with hardly a branch: the verifier follows every path of every turn of the loop. So
+/// reads have one length each, and may take in what lies after a string. Where that is not mapped
+/// they fail, and the agent reads the object itself while it is still there.
+#[inline(never)]
+fn send(thread: &mut Thread, config: &PythonConfig, frame: &RawPythonFrame, tgid: u32) {
+    read(&mut thread.code, config.code_bytes, frame.code + u64::from(config.code_from));
+    let Some(mut entry) = emit::STACKS.reserve::<RawCode>(0) else {
+        lose(tgid, Loss::StackRingFull);
+        return;
+    };
+    // SAFETY: the record is ours until it is submitted, and every field that is read is set.
+    let record = unsafe { &mut *entry.as_mut_ptr() };
+    record.kind = KIND_CODE;
+    record.tgid = tgid;
+    record.definition = frame.definition;
+    record.code = frame.code;
+    record.first_line = frame.first_line;
+    let name = Text::at(member(&thread.code, config.code_name), config);
+    record.name_text = name.raw(copy(&mut record.name, name.data));
+    let file = Text::at(member(&thread.code, config.code_file), config);
+    record.file_text = file.raw(copy(&mut record.file, file.end(FILE_BYTES)));
+    let lines = member(&thread.code, config.code_lines);
+    record.lines_addr = lines + u64::from(config.bytes_data);
+    record.lines_bytes = word(lines + u64::from(config.bytes_size)) as u32;
+    record.lines_copied = copy(&mut record.lines, record.lines_addr);
+    emit::submit(entry);
+    DEFINED.insert(frame.definition, 1, 0).unwrap_or_default();
+}
+
+/// A `str` object.
+struct Text {
+    state: u32,
+    length: u32,
+    /// Address of its first character.
+    data: u64,
+}
+
+impl Text {
+    #[inline(always)]
+    fn at(object: u64, config: &PythonConfig) -> Self {
+        let state = word(object + u64::from(config.text_state)) as u32;
+        let length = word(object + u64::from(config.text_length)) as u32;
+        let (ascii, compact) = (u64::from(config.text_ascii), u64::from(config.text_compact));
+        // One of the two, without a branch.
+        let begins = compact - (compact - ascii) * u64::from(state >> 6 & 1);
+        Self { state, length, data: object + begins }
+    }
+
+    /// Include/cpython/unicodeobject.h: interned:2, kind:3, compact:1, ascii:1. A string that is not
+    /// compact has its characters elsewhere: kind 0 says that there are none here.
+    #[inline(always)]
+    fn kind(&self) -> u32 {
+        (self.state >> 2 & 7) * (self.state >> 5 & 1)
+    }
+
+    /// Where its last `bytes` bytes begin, or all of it.
+    #[inline(always)]
+    fn end(&self, bytes: usize) -> u64 {
+        let before = i64::from(self.length) * i64::from(self.kind()) - bytes as i64;
+        self.data + (before & !(before >> 63)) as u64
+    }
+
+    #[inline(always)]
+    fn raw(&self, copied: u32) -> RawText {
+        RawText {
+            length: self.length,
+            kind: self.kind() as u8,
+            ascii: (self.state >> 6 & 1) as u8,
+            copied: copied as u16,
+        }
+    }
+}
+
+/// Fills the buffer; gives the bytes that were copied, all or none.
+#[inline(always)]
+fn copy<const N: usize>(to: &mut [u8; N], address: u64) -> u32 {
+    let to: *mut [u8; N] = to;
+    // SAFETY: the buffer is as long; the helper checks the address and fails instead of faulting.
+    let result =
+        unsafe { generated::bpf_probe_read_user(to.cast(), N as u32, address as *const _) };
+    // 0 where it succeeded, else -1 and less.
+    N as u32 & !(result >> 63) as u32
+}

@@ -1,0 +1,250 @@
+//! Stacks: a key at each call, the whole stack the first time the key is met.
+
+use core::ffi::c_void;
+
+use agent_common::{
+    loss::Loss,
+    python::PythonConfig,
+    stack::{
+        CFRAMES, COPY_BYTES, ExecutablePages, FLAG_BACKWARD, FLAG_VERIFY, KIND_STACK,
+        LARGE_COPY_BYTES, PENDING_RETURNS, PYTHON_FRAMES, RawPythonFrame, RawReturn, RawStack,
+        WANTED, WINDOW_BITS, WINDOW_WORDS, Window,
+    },
+};
+use aya_ebpf::{
+    bindings::BPF_F_NO_PREALLOC,
+    helpers::generated::{
+        self, bpf_get_current_task, bpf_ktime_get_boot_ns, bpf_probe_read_kernel,
+    },
+    macros::map,
+    maps::{HashMap, LruHashMap},
+};
+
+use crate::{
+    backward, code, emit, hash,
+    lose::lose,
+    python,
+    regs::{self, Registers},
+    task::Task,
+    thread::{self, SCANNED_WORDS, Thread},
+};
+
+/// Keys that were sent whole, with how often they were met since. One that falls out is sent again.
+#[map]
+static SEEN: LruHashMap<u64, u32> = LruHashMap::with_max_entries(65536, 0);
+/// Where processes have executable code, written by the agent.
+#[map]
+static PAGES: HashMap<u32, ExecutablePages> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
+
+/// One in so many meetings of a key sends the stack again, to verify the key. A power of two.
+const VERIFY_EVERY: u32 = 4096;
+
+/// 1: stacks are taken. The agent writes it before the programs are loaded.
+#[unsafe(no_mangle)]
+static TAKE_STACKS: u32 = 1;
+
+fn enabled() -> bool {
+    // SAFETY: a valid static that nobody writes while the program is loaded. Volatile, or the
+    // compiler would fold the value above into the program.
+    unsafe { core::ptr::read_volatile(&raw const TAKE_STACKS) == 1 }
+}
+
+/// Bytes of a read where the whole copy would go over the end of the stack. What the last one may
+/// leave out lies above every frame: a thread's control block, or the environment.
+const CHUNK: usize = 512;
+
+/// A child has its parent's libraries at the same places.
+pub(crate) fn fork(parent: u32, child: u32) {
+    // SAFETY: without preallocation an old value stays valid until the program returns.
+    if let Some(pages) = unsafe { PAGES.get(parent) } {
+        PAGES.insert(child, pages, 0).unwrap_or_default();
+    }
+    python::fork(parent, child);
+}
+
+/// The program is gone.
+pub(crate) fn forget(tgid: u32) {
+    if PAGES.get_ptr(tgid).is_some() {
+        PAGES.remove(tgid).unwrap_or_default();
+    }
+    python::forget(tgid);
+}
+
+/// The key of the calling thread's stack; 0 where none is taken.
+#[inline(never)]
+pub(crate) fn key(ctx: *mut c_void, ids: u64) -> u64 {
+    if !enabled() {
+        return 0;
+    }
+    let Some(thread) = thread::current(ids) else { return 0 };
+    let tgid = (ids >> 32) as u32;
+    let regs = regs::read(ctx);
+    let python = python::config(tgid);
+    let chain = if let Some(config) = python {
+        python::walk(thread, config)
+    } else {
+        (thread.frame_count, thread.cframe_count, thread.flags) = (0, 0, 0);
+        0
+    };
+    let caller = if thread.autograd == 1 { backward::caller(tgid) } else { 0 };
+    let mut key = hash::mix(hash::mix(thread.salt, chain), caller);
+    key = hash::mix(hash::mix(key, regs.sp), regs.lr);
+    key = hash::mix(key, native(thread, tgid, regs.sp)) | 1;
+    send_unless_seen(thread, python, &Wanted { regs, ids, key, caller });
+    key
+}
+
+/// What a stack is sent with.
+struct Wanted {
+    regs: Registers,
+    ids: u64,
+    key: u64,
+    caller: u64,
+}
+
+#[inline(always)]
+fn send_unless_seen(thread: &mut Thread, python: Option<&PythonConfig>, wanted: &Wanted) {
+    let mut flags = 0;
+    let mut large = false;
+    if let Some(count) = SEEN.get_ptr_mut(wanted.key) {
+        // SAFETY: a map value, valid until the program returns. Two threads that count at once may
+        // count one: nothing depends on it.
+        let count = unsafe { &mut *count };
+        large = *count == WANTED;
+        *count = count.wrapping_add(1);
+        if !large {
+            if *count & (VERIFY_EVERY - 1) != 0 {
+                return;
+            }
+            flags = FLAG_VERIFY;
+        }
+    }
+    let tgid = (wanted.ids >> 32) as u32;
+    if let Some(config) = python {
+        code::define(thread, config, tgid);
+    }
+    let sent = if large {
+        send::<LARGE_COPY_BYTES>(thread, wanted, flags)
+    } else {
+        send::<COPY_BYTES>(thread, wanted, flags)
+    };
+    if !sent {
+        lose(tgid, Loss::StackRingFull);
+    } else if flags == 0 {
+        SEEN.insert(wanted.key, 0, 0).unwrap_or_default();
+    }
+}
+
+/// Hash of the words at the stack's beginning that point to code: the return addresses there, and
+/// some that are left from earlier calls.
+#[inline(never)]
+fn native(thread: &mut Thread, tgid: u32, sp: u64) -> u64 {
+    let words: *mut [u64; SCANNED_WORDS] = &raw mut thread.words;
+    // SAFETY: the buffer is as long; the helper checks the address and fails instead of faulting.
+    let whole = unsafe {
+        generated::bpf_probe_read_user(words.cast(), (SCANNED_WORDS * 8) as u32, sp as *const _)
+    } == 0;
+    let mut key = python::word(sp);
+    // SAFETY: without preallocation an old value stays valid until the program returns.
+    let (true, Some(pages)) = (whole, unsafe { PAGES.get(tgid) }) else { return key };
+    for word in &thread.words {
+        if executable(&pages.windows[0], *word) || executable(&pages.windows[1], *word) {
+            key = hash::mix(key, *word);
+        }
+    }
+    key
+}
+
+#[inline(always)]
+fn executable(window: &Window, word: u64) -> bool {
+    let granule = word.wrapping_sub(window.start) >> (window.shift & 63);
+    if granule >= WINDOW_BITS {
+        return false;
+    }
+    window.bits[(granule >> 6) as usize & (WINDOW_WORDS - 1)] >> (granule & 63) & 1 == 1
+}
+
+/// A record with its copy.
+#[repr(C)]
+struct Record<const BYTES: usize> {
+    head: RawStack,
+    copy: [u8; BYTES],
+}
+
+#[inline(always)]
+fn send<const BYTES: usize>(thread: &Thread, wanted: &Wanted, flags: u8) -> bool {
+    let Some(mut entry) = emit::STACKS.reserve::<Record<BYTES>>(0) else { return false };
+    // SAFETY: the record is ours until it is submitted, and every field that is read is set.
+    let record = unsafe { &mut *entry.as_mut_ptr() };
+    let head = &mut record.head;
+    head.kind = KIND_STACK;
+    head.flags = flags | thread.flags as u8 | if wanted.caller != 0 { FLAG_BACKWARD } else { 0 };
+    head.frame_count = thread.frame_count as u16;
+    head.cframe_count = thread.cframe_count as u16;
+    head.tgid = (wanted.ids >> 32) as u32;
+    head.tid = wanted.ids as u32;
+    // SAFETY: a helper without arguments.
+    head.ts_ns = unsafe { bpf_ktime_get_boot_ns() };
+    head.key = wanted.key;
+    head.caller_key = wanted.caller;
+    head.ip = wanted.regs.ip;
+    head.sp = wanted.regs.sp;
+    head.fp = wanted.regs.fp;
+    head.lr = wanted.regs.lr;
+    head.pad = 0;
+    copy_frames(thread, head);
+    head.return_count = pending_returns(&mut head.returns);
+    head.copied = copy_stack(&mut record.copy, wanted.regs.sp);
+    emit::submit(entry);
+    true
+}
+
+/// `cframes` and `frames` lie one after the other in both.
+#[inline(always)]
+fn copy_frames(thread: &Thread, head: &mut RawStack) {
+    const BYTES: usize = CFRAMES * 8 + PYTHON_FRAMES * size_of::<RawPythonFrame>();
+    let (to, from) = (&raw mut head.cframes, &raw const thread.cframes);
+    // SAFETY: both are so long from there on; it cannot fail on a map's memory.
+    unsafe { bpf_probe_read_kernel(to.cast(), BYTES as u32, from.cast()) };
+}
+
+/// The thread's pending return probes, whose trampoline stands on the stack instead of the return
+/// addresses.
+#[inline(always)]
+fn pending_returns(to: &mut [RawReturn; PENDING_RETURNS]) -> u16 {
+    // SAFETY: a helper without arguments.
+    let mut pending = Task(unsafe { bpf_get_current_task() }).return_instances();
+    let mut count = 0;
+    for slot in to.iter_mut() {
+        if pending.is_none() {
+            break;
+        }
+        *slot = RawReturn { slot: pending.slot(), address: pending.address() };
+        count += 1;
+        pending = pending.next();
+    }
+    count
+}
+
+/// Copies the stack up to the end of the buffer or of the mapping: a read that meets an unmapped
+/// page fails whole.
+#[inline(always)]
+fn copy_stack<const BYTES: usize>(to: &mut [u8; BYTES], sp: u64) -> u32 {
+    let to = to.as_mut_ptr();
+    // SAFETY: the buffer is as long.
+    if unsafe { generated::bpf_probe_read_user(to.cast(), BYTES as u32, sp as *const _) } == 0 {
+        return BYTES as u32;
+    }
+    let mut copied = 0;
+    for n in 0..BYTES / CHUNK {
+        let from = (sp + (n * CHUNK) as u64) as *const c_void;
+        // SAFETY: within the buffer.
+        let chunk = unsafe { to.add(n * CHUNK) };
+        // SAFETY: a chunk's room; the helper checks the address and fails instead of faulting.
+        if unsafe { generated::bpf_probe_read_user(chunk.cast(), CHUNK as u32, from) } != 0 {
+            break;
+        }
+        copied = (n + 1) * CHUNK;
+    }
+    copied as u32
+}
