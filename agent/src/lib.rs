@@ -20,4 +20,6 @@ pub mod live;
 pub mod nvml;
 #[cfg(feature = "live")]
 pub mod probes;
+#[cfg(feature = "live")]
+pub mod python;
 pub mod units;
