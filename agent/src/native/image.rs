@@ -207,3 +207,32 @@ fn section_header(name: u32, part: &Part, at: u64) -> Vec<u8> {
     header.extend([8, part.entry].iter().flat_map(|word| word.to_le_bytes()));
     header
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Debug information of one unit with entries that are nested so deep.
+    fn nested(depth: usize) -> Vec<Part> {
+        // Entry 1: a block with children and no attributes.
+        let abbreviations = vec![1, 0x0b, 1, 0, 0, 0];
+        let mut entries = vec![1; depth];
+        entries.extend(vec![0; depth]);
+        let mut info = Vec::new();
+        info.extend((entries.len() as u32 + 7).to_le_bytes());
+        info.extend([4, 0, 0, 0, 0, 0, 8]);
+        info.extend(entries);
+        let part = |name, content| plain(name, elf::SHT_PROGBITS, content);
+        vec![part(b".debug_info", info), part(b".debug_abbrev", abbreviations)]
+    }
+
+    #[test]
+    fn deep_nesting_is_not_handed_on() {
+        assert!(is_flat(&nested(100)));
+        assert!(!is_flat(&nested(1000)));
+        assert!(!is_flat(&nested(1_000_000)));
+        let mut cut = nested(100);
+        cut[0].content.truncate(50);
+        assert!(!is_flat(&cut), "nor what cannot be parsed");
+    }
+}

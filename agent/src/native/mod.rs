@@ -22,6 +22,8 @@ pub mod symbols;
 pub mod unwind;
 
 #[cfg(test)]
+mod hostile_tests;
+#[cfg(test)]
 mod program_tests;
 #[cfg(test)]
 mod testing;

@@ -108,15 +108,27 @@ impl Unwinder {
         returns: &[RawReturn],
         out: &mut Vec<NativeFrame>,
     ) -> End {
-        out.clear();
         // framehop adds to addresses that it found on the stack without checking for overflow,
         // and the files' tables are whatever somebody wrote: a panic in there costs this stack,
         // not the agent. The tables are rebuilt, since they may be half changed.
-        let walk = || self.walk(space, regs, &Stack { sp: regs.sp, copy, returns }, out);
+        let walk = || self.walk_copy(space, regs, copy, returns, out);
         catch_unwind(AssertUnwindSafe(walk)).unwrap_or_else(|_| {
             self.tables.clear();
             End::Corrupt
         })
+    }
+
+    /// [`Self::unwind`], panics included.
+    pub(super) fn walk_copy(
+        &mut self,
+        space: &AddressSpace,
+        regs: Registers,
+        copy: &[u8],
+        returns: &[RawReturn],
+        out: &mut Vec<NativeFrame>,
+    ) -> End {
+        out.clear();
+        self.walk(space, regs, &Stack { sp: regs.sp, copy, returns }, out)
     }
 
     fn walk(
