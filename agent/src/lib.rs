@@ -17,6 +17,8 @@ pub mod kernel;
 #[cfg(feature = "live")]
 pub mod live;
 #[cfg(feature = "live")]
+pub mod native;
+#[cfg(feature = "live")]
 pub mod nvml;
 #[cfg(feature = "live")]
 pub mod probes;
