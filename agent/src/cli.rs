@@ -89,6 +89,13 @@ pub struct Recording {
     #[arg(long, value_name = "SIZE", value_parser = crate::units::parse_size)]
     #[arg(default_value = "32MiB")]
     pub ring_size: u64,
+    /// Files with this in their path are your own code, even inside site-packages: reports name
+    /// lines there. May be given several times.
+    #[arg(long, value_name = "PART")]
+    pub user_code: Vec<String>,
+    /// Take no stacks: reports name processes and functions, not lines.
+    #[arg(long)]
+    pub no_stacks: bool,
     /// Record whole command lines, which may hold secrets.
     #[arg(long)]
     pub full_commands: bool,

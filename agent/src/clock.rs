@@ -42,6 +42,11 @@ impl Anchor {
         (boot_ns as i64).saturating_add(self.offset_ns)
     }
 
+    /// Kernel time stamp of an epoch time.
+    pub fn boot(self, epoch_ns: i64) -> u64 {
+        epoch_ns.saturating_sub(self.offset_ns).max(0) as u64
+    }
+
     /// Epoch time minus boot time, nanoseconds.
     pub fn offset_ns(self) -> i64 {
         self.offset_ns

@@ -24,4 +24,6 @@ pub mod nvml;
 pub mod probes;
 #[cfg(feature = "live")]
 pub mod python;
+#[cfg(feature = "live")]
+pub mod stacks;
 pub mod units;

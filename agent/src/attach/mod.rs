@@ -5,6 +5,7 @@
 
 pub mod candidates;
 pub mod elf;
+mod examine;
 pub mod mmaps;
 pub mod worker;
 
@@ -14,7 +15,10 @@ use std::{
     num::NonZeroU32,
     os::fd::AsRawFd as _,
     path::{Path, PathBuf},
-    sync::{Arc, mpsc::Sender},
+    sync::{
+        Arc,
+        mpsc::{Sender, SyncSender},
+    },
 };
 
 use agent_common::life::FOLLOW_CHILDREN;
@@ -25,7 +29,10 @@ use crate::{
     host::{Host, maps::Mapping},
     kernel::{Kernel, KernelError, Links, Scope, Site},
     probes::Library,
+    stacks::resolver::ToResolver,
 };
+
+use self::examine::Examined;
 
 /// A file, as the kernel tells files apart.
 pub type FileId = ((u32, u32), u64);
@@ -66,6 +73,13 @@ pub enum Notice {
         path: PathBuf,
         /// Why, the whole chain.
         error: String,
+    },
+    /// A process runs a Python whose frames cannot be walked: why.
+    NoPython {
+        /// Process.
+        tgid: u32,
+        /// For the user.
+        reason: String,
     },
     /// Mapping events were dropped by the kernel, and everything was looked through again.
     MappingsLost(u64),
@@ -114,6 +128,8 @@ pub struct Attacher {
     host_links: HashMap<FileId, Links>,
     process_links: HashMap<(u32, FileId), Attached>,
     notices: Sender<Notice>,
+    /// What is known of the processes' interpreters and libraries.
+    examined: Examined,
     /// Links to drop, on a thread of their own: the kernel waits for running programs at each.
     garbage: Sender<Links>,
 }
@@ -126,6 +142,7 @@ impl Attacher {
         tensors: bool,
         notices: Sender<Notice>,
         garbage: Sender<Links>,
+        looks: SyncSender<ToResolver>,
     ) -> Self {
         Self {
             kernel,
@@ -138,6 +155,7 @@ impl Attacher {
             host_links: HashMap::new(),
             process_links: HashMap::new(),
             notices,
+            examined: Examined::new(looks),
             garbage,
         }
     }
@@ -182,6 +200,7 @@ impl Attacher {
     /// unless another thread than the main one called `execve`: they belong to the main thread's
     /// task, whose place that thread took.
     pub fn executed(&mut self, tgid: u32, by_leader: bool) {
+        self.examined.forget(tgid);
         if !by_leader {
             let sources = self.sources_of(tgid);
             self.drop_links(tgid);
@@ -193,6 +212,7 @@ impl Attacher {
     /// The process ended.
     pub fn forget(&mut self, tgid: u32) {
         self.followed.remove(&tgid);
+        self.examined.forget(tgid);
         self.drop_links(tgid);
     }
 
@@ -225,6 +245,8 @@ impl Attacher {
             .is_some_and(|name| self.library(name).is_some());
         if interesting && (self.host_wide || self.followed.contains(&tgid)) {
             self.look_at(tgid);
+        } else {
+            self.examined.note_mapping(tgid);
         }
     }
 
@@ -258,6 +280,7 @@ impl Attacher {
     }
 
     fn look_at(&mut self, tgid: u32) {
+        let at_ns = clock::boot_ns();
         let Some(mappings) = self.host.mappings(tgid) else { return };
         let mut seen = HashSet::new();
         for mapping in mappings.iter().filter(|mapping| mapping.executable) {
@@ -271,6 +294,9 @@ impl Attacher {
                 }
                 self.attach_mapping(tgid, id, library, mapping);
             }
+        }
+        if !seen.is_empty() {
+            self.examine(tgid, &mappings, at_ns);
         }
     }
 

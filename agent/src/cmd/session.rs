@@ -41,6 +41,8 @@ pub(super) fn start(
         max_disk_bytes: recording.max_disk,
         ring_bytes: ring_bytes(recording.ring_size),
         full_commands: recording.full_commands,
+        stacks: !recording.no_stacks,
+        user_code: recording.user_code.clone(),
         command: verb.to_owned(),
     };
     Session::start(&options)

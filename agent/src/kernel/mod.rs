@@ -468,12 +468,21 @@ impl Counters {
         for key in ours(self.losses.keys().flatten().collect()) {
             drop(self.losses.remove(&key));
         }
-        // The process is the lower half of the first word of either key.
-        let ours = |keys: Vec<[u64; 2]>| keys.into_iter().filter(move |key| key[0] as u32 == tgid);
-        for key in ours(self.sites.keys().flatten().collect()) {
+        // The process is the lower half of the key's first word.
+        let keys: Vec<[u64; 2]> = self.sites.keys().flatten().collect();
+        for key in keys.into_iter().filter(|key| key[0] as u32 == tgid) {
             drop(self.sites.remove(&key));
         }
-        for key in ours(self.blocks.keys().flatten().collect()) {
+    }
+
+    /// Drops the blocks of ended processes: by process, with when it ended, since its id may have
+    /// another owner by now.
+    pub fn sweep_blocks(&mut self, ended: &std::collections::HashMap<u32, u64>) {
+        let gone = self.blocks().into_iter().filter(|(key, block)| {
+            ended.get(&(key.tgid as u32)).is_some_and(|end_ns| block.since_ns <= *end_ns)
+        });
+        for (key, _) in gone {
+            let key: [u64; 2] = zerocopy::transmute!(key);
             drop(self.blocks.remove(&key));
         }
     }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use agent_common::{
-    call::RawCall,
+    call::{KIND_NOTE, RawCall},
     life::{KIND_EXIT, RawLife},
 };
 use ledger::{
@@ -24,6 +24,7 @@ use super::{
     polled::Polled,
     readings::Readings,
     sink::{AnyRow, ToLog},
+    stacks::Stacks,
 };
 use crate::{
     attach::Notice,
@@ -79,6 +80,7 @@ pub(super) struct Books {
     pub(super) breakdown: Breakdown,
     pub(super) readings: Readings,
     pub(super) polled: Polled,
+    pub(super) stacks: Stacks,
     rows: Vec<AnyRow>,
     events: Vec<EventRow>,
     sink: SyncSender<ToLog>,
@@ -98,6 +100,7 @@ impl Books {
             breakdown: Breakdown::new(),
             readings: Readings::default(),
             polled: Polled::new(counters),
+            stacks: Stacks::default(),
             rows: Vec::new(),
             events: Vec::new(),
             sink,
@@ -144,6 +147,12 @@ impl Books {
         for life in &batch.begins {
             self.begin(life);
         }
+        for resolved in &batch.resolved {
+            self.stacks.resolved(resolved);
+            if resolved.mismatch {
+                self.lost(Some(resolved.tgid), "stack_mismatch", 1, None);
+            }
+        }
         for call in &batch.calls {
             self.call(call);
         }
@@ -170,6 +179,9 @@ impl Books {
     }
 
     fn call(&mut self, raw: &RawCall) {
+        if raw.kind == KIND_NOTE {
+            return self.backward(raw);
+        }
         let decoded = decode::probe(raw)
             .ok()
             .and_then(|probe| Some((probe, decode::action(raw, probe.meaning)?)));
@@ -195,9 +207,16 @@ impl Books {
             enter_ns: self.opening.anchor.epoch(raw.enter_ns),
             exit_ns: self.opening.anchor.epoch(raw.exit_ns),
             result: raw.result,
-            stack_id: 0,
+            stack_id: self.stacks.id_of(raw.tgid, raw.stack_key).unwrap_or(0),
             action,
         }));
+    }
+
+    /// A backward pass began.
+    fn backward(&mut self, raw: &RawCall) {
+        let ts_ns = self.opening.anchor.epoch(raw.enter_ns);
+        let proc_id = self.life_of(raw.tgid, raw.enter_ns).proc_id;
+        self.stacks.backward(proc_id, ts_ns, raw.words[0] as i64);
     }
 
     /// First traced call of a process: who it is.
@@ -319,7 +338,8 @@ impl Books {
     fn apply(&mut self, input: &Input) {
         let mut events = std::mem::take(&mut self.events);
         self.ledger.apply(input, &mut events);
-        for row in events.drain(..) {
+        for mut row in events.drain(..) {
+            row.backward_pass = self.stacks.pass_at(row.proc_id, row.ts_ns);
             self.state.apply(&row);
             if row.op == "fail" && row.result == OUT_OF_MEMORY {
                 let oom = self.oom(&row);
@@ -367,6 +387,7 @@ impl Books {
 
     fn finish_process(&mut self, proc_id: ProcId, tgid: u32, ts_ns: i64, exit_code: i32) {
         self.write_totals(Some(tgid));
+        self.write_sites(Some(tgid));
         if let Some(life) = self.lives.by_id(proc_id)
             && let Some(row) = life.row.as_mut()
         {
@@ -375,7 +396,8 @@ impl Books {
             self.write_process(proc_id);
         }
         self.write_losses();
-        self.polled.forget(tgid);
+        self.polled.forget(tgid, self.opening.anchor.boot(ts_ns));
+        self.stacks.forget(tgid, proc_id);
         self.state.forget(proc_id.0);
         self.breakdown.forget(proc_id);
         self.opening.devices.forget(proc_id);
@@ -434,6 +456,11 @@ impl Books {
                 let text = format!("{} was not probed: {error}", path.display());
                 self.annotate(proc_id, "warning", text, None);
                 self.lost(tgid, "library_not_probed", 1, None);
+            }
+            Notice::NoPython { tgid, reason } => {
+                let proc_id = self.lives.current(tgid).map(|life| life.proc_id.0);
+                let text = format!("no Python frames: {reason}");
+                self.annotate(proc_id, "warning", text, None);
             }
             Notice::MappingsLost(count) => {
                 let text = "mapping events were lost; every process was looked through again";
@@ -497,6 +524,8 @@ impl Books {
     fn poll(&mut self) {
         self.write_losses();
         self.write_totals(None);
+        self.write_sites_in_time();
+        self.polled.sweep();
         self.write_containers();
         self.lives.tidy(crate::clock::boot_ns());
     }
@@ -515,7 +544,8 @@ impl Books {
 
     fn checkpoint(&mut self) {
         self.hand_over();
-        let rows = self.ledger.live(self.applied_ns).collect();
+        let mut rows: Vec<_> = self.ledger.live(self.applied_ns).collect();
+        rows.extend(self.live_tensors());
         let checkpoint = ToLog::Checkpoint { seq: self.ledger.seq(), rows };
         self.sink.send(checkpoint).unwrap_or_default();
     }
@@ -534,6 +564,7 @@ impl Books {
         }
         self.ledger.finish();
         self.poll();
+        self.write_sites(None);
         self.write_running();
         self.checkpoint();
         self.annotate(None, "stop", "the recording ended".to_owned(), None);

@@ -16,6 +16,8 @@ pub mod reader;
 mod readings;
 mod session;
 pub mod sink;
+mod sites;
+mod stacks;
 
 use std::sync::mpsc::Sender;
 

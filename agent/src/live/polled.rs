@@ -1,17 +1,20 @@
 //! What the kernel half only counts: losses and `PyTorch` totals, looked at four times a second.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    time::{Duration, Instant},
+};
 
 use agent_common::{
     loss::{LOSSES, Loss},
-    tensor::{TensorKey, TensorTotals},
+    tensor::{Block, BlockKey, SiteKey, SiteTotals, TensorKey, TensorTotals},
 };
 use ledger::{
     call::Level,
     rows::{LossRow, ProcessSampleRow, SiteUsageRow},
 };
 
-use super::{books::Books, lives::Lives};
+use super::{books::Books, lives::Lives, sites::Sites};
 use crate::{
     clock::{self, Anchor},
     kernel::{Counters, ProcessLoss},
@@ -23,6 +26,10 @@ pub(super) struct Polled {
     losses: HashMap<(u32, &'static str), u64>,
     unattributed: HashMap<&'static str, u64>,
     totals: HashMap<(u32, u32), TensorTotals>,
+    pub(super) sites: Sites,
+    /// Ended processes whose blocks are still in the kernel's table, with when they ended.
+    ended: HashMap<u32, u64>,
+    swept: Instant,
     last_ns: i64,
     containers_ns: i64,
 }
@@ -35,6 +42,9 @@ impl Polled {
             losses: HashMap::new(),
             unattributed: HashMap::new(),
             totals: HashMap::new(),
+            sites: Sites::default(),
+            ended: HashMap::new(),
+            swept: Instant::now(),
             last_ns: clock::epoch_ns(),
             containers_ns: 0,
         }
@@ -104,6 +114,26 @@ impl Polled {
         rows
     }
 
+    /// Sums of `PyTorch`'s blocks by process, device and stack key.
+    pub(super) fn site_totals(&self) -> Vec<(SiteKey, SiteTotals)> {
+        self.counters.sites()
+    }
+
+    /// `PyTorch`'s live blocks.
+    pub(super) fn blocks(&self) -> Vec<(BlockKey, Block)> {
+        self.counters.blocks()
+    }
+
+    /// Takes ended processes' blocks out of the kernel's table: seldom, since all of it is gone
+    /// through.
+    pub(super) fn sweep(&mut self) {
+        if self.ended.is_empty() || self.swept.elapsed() < SWEEP {
+            return;
+        }
+        self.swept = Instant::now();
+        self.counters.sweep_blocks(&std::mem::take(&mut self.ended));
+    }
+
     /// `PyTorch`'s last known totals of a process on a device.
     pub(super) fn totals_of(&self, tgid: u32, ordinal: Option<i32>) -> Option<TensorTotals> {
         let ordinal = u32::try_from(ordinal?).ok()?;
@@ -126,8 +156,10 @@ impl Polled {
     }
 
     /// Drops an ended process's counters, here and in the kernel. Its losses stay counted.
-    pub(super) fn forget(&mut self, tgid: u32) {
+    pub(super) fn forget(&mut self, tgid: u32, ended_ns: u64) {
         self.counters.forget(tgid);
+        self.sites.forget(tgid);
+        self.ended.insert(tgid, ended_ns);
         self.totals.retain(|(of, _), _| *of != tgid);
         // The kernel's totals keep these, so they must not turn up as somebody else's.
         for ((_, reason), count) in self.losses.extract_if(|(of, _), _| *of == tgid) {
@@ -136,6 +168,8 @@ impl Polled {
     }
 }
 
+/// Time between sweeps of the table of blocks.
+const SWEEP: Duration = Duration::from_secs(5);
 /// Pace of container samples.
 const CONTAINERS_NS: i64 = 1_000_000_000;
 

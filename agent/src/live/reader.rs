@@ -25,8 +25,7 @@ use aya::maps::{MapData, RingBuf};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use zerocopy::FromBytes as _;
 
-use super::Message;
-use crate::{attach::worker::Command, clock, decode, kernel::Rings};
+use crate::{attach::worker::Command, clock, decode, kernel::Rings, stacks::resolver::ToResolver};
 
 /// Calls of one batch at most; a batch is the unit of the channel to the state thread.
 const BATCH_CALLS: usize = 8192;
@@ -44,10 +43,27 @@ pub struct Batch {
     pub calls: Vec<RawCall>,
     /// Ends of processes and of programs (exit, exec): hand on after the calls.
     pub ends: Vec<RawLife>,
+    /// Stacks and code objects as they came, for the resolver.
+    pub stacks: Vec<Vec<u8>>,
+    /// What the resolver made of them.
+    pub resolved: Vec<Resolved>,
     /// Records that could not be read: another length or kind than this agent knows.
     pub undecodable: u64,
     /// Every call that returned before this moment (`CLOCK_BOOTTIME`) has been handed over.
     pub complete_until_ns: u64,
+}
+
+/// A stack that was resolved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resolved {
+    /// Process.
+    pub tgid: u32,
+    /// What stands for the stack in the kernel half.
+    pub key: u64,
+    /// Content hash.
+    pub stack_id: i64,
+    /// The key stood for another stack before.
+    pub mismatch: bool,
 }
 
 impl Batch {
@@ -55,6 +71,7 @@ impl Batch {
         self.begins.is_empty()
             && self.calls.is_empty()
             && self.ends.is_empty()
+            && self.stacks.is_empty()
             && self.undecodable == 0
     }
 }
@@ -66,7 +83,7 @@ pub fn run(
     mut rings: Rings,
     stop: &Arc<AtomicBool>,
     attach: &Sender<Command>,
-    out: &SyncSender<Message>,
+    out: &SyncSender<ToResolver>,
 ) {
     let mut held_ends = Vec::new();
     let mut last_rounds = LastRounds::default();
@@ -76,11 +93,12 @@ pub fn run(
         let (batch, full) = round(&mut rings, &mut held_ends);
         tell_attaching(&batch, attach);
         let (idle, until_ns) = (batch.is_empty(), batch.complete_until_ns);
-        if out.send(Message::Batch(batch)).is_err() {
+        if out.send(ToResolver::Batch(batch)).is_err() {
             return;
         }
         if stopped && last_rounds.are_over(until_ns) {
-            return;
+            // The resolver lives as long as this.
+            return out.send(ToResolver::Stop).unwrap_or_default();
         }
         if !full {
             wait(&rings.life, if idle { &IDLE } else { &BUSY });
@@ -130,6 +148,10 @@ impl LastRounds {
 fn round(rings: &mut Rings, held_ends: &mut Vec<RawLife>) -> (Batch, bool) {
     let mut batch = Batch { complete_until_ns: clock::boot_ns(), ..Batch::default() };
     let full = take_calls(&mut rings.calls, &mut batch);
+    // After the calls: the stack of each was written before it.
+    while let Some(item) = rings.stacks.next() {
+        batch.stacks.push(item.to_vec());
+    }
     if full {
         // Ends wait: their last calls may still lie in the ring.
         batch.complete_until_ns = batch.calls.last().map_or(0, |call| call.exit_ns);

@@ -35,6 +35,11 @@ use crate::{
     host::{CommandDetail, Host},
     kernel::{Kernel, Links, LoadOptions},
     nvml::{self, Driver, Gpu, GpuReader as _, NvmlReader, Sampler, SamplerThread},
+    stacks::{
+        namer,
+        resolver::{Resolver, ToResolver},
+        site,
+    },
 };
 
 /// Messages that wait for the state thread: above that the senders wait.
@@ -44,6 +49,8 @@ const ROW_BATCHES: usize = 64;
 /// Threads that remove probes. The kernel waits a grace period at each link, and for all that go at
 /// once it is the same one: a job that forks hundreds of processes a second needs several.
 const DETACHERS: usize = 8;
+/// Batches that wait for the resolver.
+const BATCHES: usize = 16;
 /// Pace of host samples.
 const HOST_PERIOD: Duration = Duration::from_secs(1);
 
@@ -73,6 +80,10 @@ pub struct Options {
     pub ring_bytes: u32,
     /// Whole command lines.
     pub full_commands: bool,
+    /// Stacks are taken.
+    pub stacks: bool,
+    /// Parts of paths of what is the user's own code, wherever it is installed.
+    pub user_code: Vec<String>,
     /// The verb, for the manifest.
     pub command: String,
 }
@@ -102,6 +113,8 @@ pub struct Session {
     nvml: Option<SamplerThread>,
     /// Stopped in this order.
     reader: Option<Thread<()>>,
+    resolver: Option<Thread<()>>,
+    namer: Option<Thread<()>>,
     helpers: Vec<Thread<()>>,
     books: Option<Thread<()>>,
     log: Option<Thread<anyhow::Result<Written>>>,
@@ -133,14 +146,24 @@ impl Session {
         let mut kernel = Kernel::load(LoadOptions {
             ring_bytes: options.ring_bytes,
             tensor_detail: options.detail.in_kernel(),
-            stacks: true,
+            stacks: options.stacks,
         })?;
         let rings = kernel.take_rings()?;
         let counters = kernel.take_counters()?;
         let stop = Arc::new(AtomicBool::new(false));
         let (commands, command_box) = mpsc::channel();
-        let mut helpers =
-            start_attaching(kernel, options, &messages, command_box, &commands, &stop)?;
+        let seen = kernel.take_seen()?;
+        let (looks, look_box) = sync_channel(BATCHES);
+        let attaching = Attaching { kernel, looks: looks.clone(), commands: commands.clone() };
+        let mut helpers = start_attaching(attaching, options, &messages, command_box, &stop)?;
+        let (new_stacks, stack_box) = mpsc::channel();
+        let (rule, names) = (site::Rule::new(&options.user_code), rows.clone());
+        let namer = spawn("namer", move || namer::run(rule, &stack_box, &names))?;
+        let (home, attach, out) = (host.clone(), commands.clone(), messages.clone());
+        let resolver = spawn("resolver", move || {
+            // Made here: its symbolizer stays on one thread.
+            Resolver::new(home, anchor, seen, new_stacks, attach).run(&look_box, &out);
+        })?;
 
         let opening = Opening {
             host,
@@ -156,8 +179,9 @@ impl Session {
         };
         let books = Books::new(opening, counters, rows);
         let books = spawn("books", move || books.run(&inbox))?;
-        let (reader_stop, attach, out) = (Arc::clone(&stop), commands.clone(), messages.clone());
-        let ring_reader = spawn("reader", move || reader::run(rings, &reader_stop, &attach, &out))?;
+        let (reader_stop, attach) = (Arc::clone(&stop), commands.clone());
+        let ring_reader =
+            spawn("reader", move || reader::run(rings, &reader_stop, &attach, &looks))?;
         let nvml = start_nvml(reader, &messages);
         helpers.push(start_host_samples(options, &messages, &stop)?);
 
@@ -167,6 +191,8 @@ impl Session {
             messages,
             nvml,
             reader: Some(ring_reader),
+            resolver: Some(resolver),
+            namer: Some(namer),
             helpers,
             books: Some(books),
             log: Some(log),
@@ -218,6 +244,9 @@ impl Session {
         self.stop.store(true, Ordering::Release);
         // The reader empties the rings after the stop; only then are the books complete.
         join(self.reader.take(), "reader")?;
+        // Ends with the reader, and the namer, whose rows go to the log, with it.
+        join(self.resolver.take(), "resolver")?;
+        join(self.namer.take(), "namer")?;
         let (answer, answers) = mpsc::channel();
         self.messages.send(Message::Stop(answer)).context("reach the books")?;
         let closed = answers.recv().context("close the books")?;
@@ -306,19 +335,26 @@ fn first_rows(
     devices.map(AnyRow::from).chain([start.into()]).collect()
 }
 
-fn start_attaching(
+/// What the attaching is given.
+struct Attaching {
     kernel: Kernel,
+    looks: SyncSender<ToResolver>,
+    commands: Sender<Command>,
+}
+
+fn start_attaching(
+    attaching: Attaching,
     options: &Options,
     messages: &SyncSender<Message>,
     command_box: Receiver<Command>,
-    commands: &Sender<Command>,
     stop: &Arc<AtomicBool>,
 ) -> anyhow::Result<Vec<Thread<()>>> {
+    let Attaching { kernel, looks, commands } = attaching;
     let (notices, notice_box) = mpsc::channel();
     let (garbage, garbage_box) = mpsc::channel::<Links>();
     let host_wide = options.target == Target::Host;
     let tensors = options.detail != Detail::Off;
-    let attacher = Attacher::new(kernel, host_wide, tensors, notices, garbage);
+    let attacher = Attacher::new(kernel, host_wide, tensors, notices, garbage, looks);
     let mut threads = Vec::new();
     let events = worker::open_events();
     let events_work = events.is_some();
@@ -336,7 +372,7 @@ fn start_attaching(
         }
     })?);
     if let Some(events) = events {
-        let (commands, stop) = (commands.clone(), Arc::clone(stop));
+        let stop = Arc::clone(stop);
         threads.push(spawn("mappings", move || worker::watch(events, &stop, &commands))?);
     }
     Ok(threads)

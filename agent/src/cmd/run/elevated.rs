@@ -68,6 +68,12 @@ fn start_recorder(args: &Run, folder: &Path, pid: u32) -> anyhow::Result<Recorde
     if recording.full_commands {
         sudo.arg("--full-commands");
     }
+    if recording.no_stacks {
+        sudo.arg("--no-stacks");
+    }
+    for part in &recording.user_code {
+        sudo.args(["--user-code", part]);
+    }
     if let Some(folders) = std::env::var_os("LD_LIBRARY_PATH") {
         sudo.arg("--library-path").arg(folders);
     }

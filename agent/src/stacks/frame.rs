@@ -1,0 +1,117 @@
+//! Frames before symbols are known, and their content hashes.
+
+use std::{path::Path, sync::Arc};
+
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::native::Module;
+
+/// A frame of a merged stack.
+#[derive(Clone, Debug)]
+pub enum Frame {
+    /// Python code.
+    Python {
+        /// Qualified name (3.11 and later), else name.
+        function: Arc<str>,
+        /// As the interpreter names it.
+        file: Arc<str>,
+        /// `None` where the instruction has no line, or it is unknown.
+        line: Option<i32>,
+    },
+    /// Code in a file.
+    Native {
+        /// The file.
+        module: Arc<Module>,
+        /// Where in it.
+        file_offset: u64,
+    },
+    /// Code that was written at run time.
+    Jit,
+    /// An address where nothing is known to be.
+    Unknown,
+}
+
+impl Frame {
+    /// Content hash: equal wherever the same code ran.
+    pub fn id(&self) -> i64 {
+        let mut hash = Xxh3::new();
+        match self {
+            Self::Python { function, file, line } => {
+                hash.update(b"python");
+                for text in [file, function] {
+                    hash.update(&(text.len() as u64).to_le_bytes());
+                    hash.update(text.as_bytes());
+                }
+                hash.update(&line.unwrap_or(0).to_le_bytes());
+            }
+            Self::Native { module, file_offset } => {
+                hash.update(b"native");
+                // Without a build id the name is the best that is known to be equal elsewhere.
+                let name = file_name(&module.path);
+                let identity = module.build_id.as_deref().unwrap_or(&name);
+                hash.update(identity.as_bytes());
+                hash.update(&file_offset.to_le_bytes());
+            }
+            Self::Jit => hash.update(b"jit"),
+            Self::Unknown => hash.update(b"unknown"),
+        }
+        nonzero(hash.digest())
+    }
+}
+
+/// Id of the `depth`-th function that was inlined at a frame.
+pub fn inlined_id(frame: i64, depth: usize) -> i64 {
+    let mut hash = Xxh3::new();
+    hash.update(&frame.to_le_bytes());
+    hash.update(&depth.to_le_bytes());
+    nonzero(hash.digest())
+}
+
+/// Id of a stack, from the ids of its frames.
+pub fn stack_id(frames: &[Frame], complete: bool) -> i64 {
+    let mut hash = Xxh3::new();
+    for frame in frames {
+        hash.update(&frame.id().to_le_bytes());
+    }
+    // A stack that was cut is not the whole one.
+    hash.update(&[complete.into()]);
+    nonzero(hash.digest())
+}
+
+/// 0 means "none" in the log.
+fn nonzero(hash: u64) -> i64 {
+    if hash == 0 { 1 } else { hash as i64 }
+}
+
+/// The last component of a path, for people.
+pub fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn python(function: &str, file: &str, line: i32) -> Frame {
+        Frame::Python { function: function.into(), file: file.into(), line: Some(line) }
+    }
+
+    #[test]
+    fn content_decides() {
+        let frame = python("f", "a.py", 3);
+        assert_eq!(frame.id(), python("f", "a.py", 3).id());
+        let others = [python("g", "a.py", 3), python("f", "b.py", 3), python("f", "a.py", 4)];
+        assert!(others.iter().all(|other| other.id() != frame.id()));
+        assert_ne!(python("ab", "c", 1).id(), python("b", "ca", 1).id());
+    }
+
+    #[test]
+    fn order_and_completeness_make_another_stack() {
+        let (a, b) = (python("f", "a.py", 3), python("g", "a.py", 9));
+        let there = [a.clone(), b.clone()];
+        let back = [b, a];
+        assert_ne!(stack_id(&there, true), stack_id(&back, true));
+        assert_ne!(stack_id(&there, true), stack_id(&there, false));
+        assert_ne!(stack_id(&[], true), 0);
+    }
+}

@@ -1,0 +1,424 @@
+//! The resolver's thread: what the kernel half captured, unwound, merged and interned.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{
+        Arc,
+        mpsc::{Receiver, Sender, SyncSender},
+    },
+};
+
+use agent_common::{
+    life::{KIND_EXIT, KIND_FORK, RawLife},
+    stack::{
+        FLAG_BACKWARD, FLAG_PYTHON_CUT, FLAG_PYTHON_FAULT, FLAG_VERIFY, KIND_CODE, KIND_STACK,
+        LARGE_COPY_BYTES, RawCode, RawPythonFrame, RawStack,
+    },
+};
+use zerocopy::FromBytes as _;
+
+use super::{
+    frame::{self, Frame},
+    merge::{Activation, Merged, Natives, Style, activations, merge},
+    namer::NewStack,
+};
+use crate::{
+    attach::worker::Command,
+    clock::Anchor,
+    host::Host,
+    kernel::Seen,
+    live::{
+        Message,
+        reader::{Batch, Resolved},
+    },
+    native::{AddressSpace, End, Modules, NativeFrame, Place, Registers, Symbolizer, Unwinder},
+    python::{self, Code, Interpreter},
+};
+
+/// What the resolver is told.
+#[derive(Debug)]
+pub enum ToResolver {
+    /// From the rings; handed on to the books with its stacks resolved.
+    Batch(Batch),
+    /// A process was looked at.
+    Process(Looked),
+    /// The reader is done.
+    Stop,
+}
+
+/// What was found in a process.
+#[derive(Debug)]
+pub struct Looked {
+    /// Process.
+    pub tgid: u32,
+    /// Its interpreter.
+    pub interpreter: Option<Interpreter>,
+    /// When the look began, `CLOCK_BOOTTIME`.
+    pub at_ns: u64,
+}
+
+/// Stacks whose frames are kept for backward passes.
+const KEPT_STACKS: usize = 1 << 15;
+
+/// What a process has.
+#[derive(Default)]
+struct Process {
+    space: Option<AddressSpace>,
+    interpreter: Option<Interpreter>,
+    codes: HashMap<u64, Arc<PythonCode>>,
+    /// Stacks by key.
+    stacks: HashMap<u64, i64>,
+    /// When it was last looked at, `CLOCK_BOOTTIME`.
+    looked_ns: u64,
+    /// The process ended: dropped with the next batch.
+    ended: bool,
+}
+
+/// A code object with its names interned.
+struct PythonCode {
+    code: Code,
+    function: Arc<str>,
+    file: Arc<str>,
+}
+
+/// Resolves stacks.
+#[expect(missing_debug_implementations, reason = "aya's maps have none")]
+pub struct Resolver {
+    host: Host,
+    anchor: Anchor,
+    modules: Modules,
+    unwinder: Unwinder,
+    /// Names evaluation loops of CPython 3.8 and 3.9.
+    symbolizer: Symbolizer,
+    processes: HashMap<u32, Process>,
+    /// Frames by stack, for the stacks that call backward passes.
+    frames: HashMap<i64, Arc<[Frame]>>,
+    /// Stacks that the namer has.
+    named: HashSet<i64>,
+    native: Vec<NativeFrame>,
+    seen: Seen,
+    namer: Sender<NewStack>,
+    attach: Sender<Command>,
+}
+
+impl Resolver {
+    /// A resolver that hands new stacks to `namer`.
+    pub fn new(
+        host: Host,
+        anchor: Anchor,
+        seen: Seen,
+        namer: Sender<NewStack>,
+        attach: Sender<Command>,
+    ) -> Self {
+        Self {
+            host,
+            anchor,
+            modules: Modules::default(),
+            unwinder: Unwinder::default(),
+            symbolizer: Symbolizer::default(),
+            processes: HashMap::new(),
+            frames: HashMap::new(),
+            named: HashSet::new(),
+            native: Vec::new(),
+            seen,
+            namer,
+            attach,
+        }
+    }
+
+    /// Serves until the reader is done.
+    pub fn run(mut self, inbox: &Receiver<ToResolver>, out: &SyncSender<Message>) {
+        for message in inbox {
+            match message {
+                ToResolver::Batch(batch) => {
+                    let batch = self.batch(batch);
+                    if out.send(Message::Batch(batch)).is_err() {
+                        return;
+                    }
+                }
+                ToResolver::Process(looked) => self.looked(looked),
+                ToResolver::Stop => return,
+            }
+        }
+    }
+
+    fn batch(&mut self, mut batch: Batch) -> Batch {
+        self.processes.retain(|_, process| !process.ended);
+        for begin in &batch.begins {
+            self.forked(begin);
+        }
+        for raw in std::mem::take(&mut batch.stacks) {
+            match raw.first() {
+                Some(&KIND_CODE) if self.code(&raw).is_some() => {}
+                Some(&KIND_STACK) => match self.stack(&raw) {
+                    Some(resolved) => batch.resolved.push(resolved),
+                    None => batch.undecodable += 1,
+                },
+                _ => batch.undecodable += 1,
+            }
+        }
+        for end in &batch.ends {
+            let Some(process) = self.processes.get_mut(&end.tgid) else { continue };
+            if end.kind == KIND_EXIT {
+                process.ended = true;
+            } else if process.looked_ns < end.ts_ns {
+                *process = Process::default();
+            }
+        }
+        batch
+    }
+
+    /// A child has what its parent has, at the same addresses.
+    fn forked(&mut self, begin: &RawLife) {
+        if begin.kind != KIND_FORK || self.processes.contains_key(&begin.tgid) {
+            return;
+        }
+        if let Some(parent) = self.processes.get(&begin.parent_tgid) {
+            let child = Process {
+                space: parent.space.clone(),
+                interpreter: parent.interpreter.clone(),
+                ..Process::default()
+            };
+            self.processes.insert(begin.tgid, child);
+        }
+    }
+
+    fn looked(&mut self, looked: Looked) {
+        let process = self.processes.entry(looked.tgid).or_default();
+        if process.ended {
+            *process = Process::default();
+        }
+        process.interpreter = looked.interpreter;
+        process.looked_ns = looked.at_ns;
+        self.read_space(looked.tgid);
+    }
+
+    /// Reads the process's mappings, and tells the kernel half where it has code.
+    fn read_space(&mut self, tgid: u32) {
+        let process = self.processes.entry(tgid).or_default();
+        let changed = match &mut process.space {
+            Some(space) => space.refresh(&self.host, tgid, &mut self.modules),
+            None => {
+                process.space = AddressSpace::read(&self.host, tgid, &mut self.modules);
+                process.space.is_some()
+            }
+        };
+        if changed && let Some(space) = &process.space {
+            let pages = space.executable_pages();
+            // The attaching thread lives as long as the recording.
+            self.attach.send(Command::Pages(tgid, pages)).unwrap_or_default();
+        }
+    }
+
+    /// Takes a code object in.
+    fn code(&mut self, raw: &[u8]) -> Option<()> {
+        let raw = RawCode::read_from_bytes(raw).ok()?;
+        let process = self.processes.entry(raw.tgid).or_default();
+        let Some(interpreter) = &process.interpreter else { return Some(()) };
+        let code = python::decode(&raw, interpreter, python::memory(raw.tgid));
+        let (function, file) = (code.function.as_str().into(), code.file.as_str().into());
+        process.codes.insert(raw.definition, Arc::new(PythonCode { code, function, file }));
+        Some(())
+    }
+
+    /// Resolves a stack; `None` where the record makes no sense.
+    fn stack(&mut self, raw: &[u8]) -> Option<Resolved> {
+        let (raw, copy) = RawStack::read_from_prefix(raw).ok()?;
+        let copy = copy.get(..raw.copied as usize)?;
+        let (frames, incomplete) = self.merged(&raw, copy);
+        let frames: Arc<[Frame]> = frames.into();
+        let stack_id = frame::stack_id(&frames, incomplete.is_none());
+        let process = self.processes.entry(raw.tgid).or_default();
+        let before = process.stacks.insert(raw.key, stack_id);
+        self.keep(stack_id, &frames);
+        if self.named.insert(stack_id) {
+            let new = NewStack {
+                stack_id,
+                frames,
+                backward: raw.flags & FLAG_BACKWARD != 0,
+                incomplete,
+                first_seen_ns: self.anchor.epoch(raw.ts_ns),
+            };
+            // The namer lives as long as this.
+            self.namer.send(new).unwrap_or_default();
+        }
+        let verified = raw.flags & FLAG_VERIFY != 0;
+        let mismatch = verified && before.is_some_and(|before| before != stack_id);
+        Some(Resolved { tgid: raw.tgid, key: raw.key, stack_id, mismatch })
+    }
+
+    fn keep(&mut self, stack_id: i64, frames: &Arc<[Frame]>) {
+        if self.frames.len() >= KEPT_STACKS {
+            self.frames.clear();
+        }
+        self.frames.entry(stack_id).or_insert_with(|| Arc::clone(frames));
+    }
+
+    /// The frames, innermost first, and why they are not all, if they are not.
+    fn merged(&mut self, raw: &RawStack, copy: &[u8]) -> (Vec<Frame>, Option<String>) {
+        let mut incomplete = self.unwind(raw, copy);
+        let python = raw.frames.get(..usize::from(raw.frame_count)).unwrap_or_default();
+        let cframes = raw.cframes.get(..usize::from(raw.cframe_count)).unwrap_or_default();
+        let process = self.processes.entry(raw.tgid).or_default();
+        let found = process.interpreter.as_ref().map_or_else(Vec::new, |interpreter| {
+            let style = Style::of_minor(interpreter.version.1, interpreter.config.shim_owner);
+            activations(python, cframes, style)
+        });
+        let natives = self.natives(raw.tgid, &found);
+        let order = merge(&self.native, &found, &natives);
+        if python.iter().any(|frame| !self.is_defined(raw.tgid, frame)) {
+            incomplete = Some("a Python code object was not captured".to_owned());
+        }
+        let mut frames: Vec<Frame> = order
+            .into_iter()
+            .map(|merged| match merged {
+                Merged::Native(at) => natives.frames[at].clone(),
+                Merged::Python(at) => self.python_frame(raw.tgid, &python[at]),
+            })
+            .collect();
+        if raw.flags & FLAG_BACKWARD != 0 {
+            match self.caller(raw) {
+                Some(caller) => frames.extend(caller.iter().cloned()),
+                None => incomplete = Some("who called the backward pass is not known".to_owned()),
+            }
+        }
+        if raw.flags & FLAG_PYTHON_CUT != 0 {
+            incomplete = Some("more Python frames than are taken".to_owned());
+        } else if raw.flags & FLAG_PYTHON_FAULT != 0 {
+            incomplete = Some("a Python frame could not be read".to_owned());
+        }
+        (frames, incomplete)
+    }
+
+    /// Unwinds into `self.native`; gives why the walk did not reach the thread's start.
+    fn unwind(&mut self, raw: &RawStack, copy: &[u8]) -> Option<String> {
+        if self.processes.get(&raw.tgid).is_none_or(|process| process.space.is_none()) {
+            self.read_space(raw.tgid);
+        }
+        let mut end = self.walk(raw, copy);
+        if matches!(end, Some(End::Unmapped { .. })) {
+            // A library that was loaded since.
+            self.read_space(raw.tgid);
+            end = self.walk(raw, copy);
+        }
+        let Some(end) = end else { return Some("the process's mappings are not known".to_owned()) };
+        if end == End::CopyTooShort && copy.len() < LARGE_COPY_BYTES {
+            self.seen.want_large(raw.key);
+        }
+        self.why_incomplete(raw.tgid, end)
+    }
+
+    fn walk(&mut self, raw: &RawStack, copy: &[u8]) -> Option<End> {
+        self.native.clear();
+        let space = self.processes.get(&raw.tgid)?.space.as_ref()?;
+        let regs = Registers { ip: raw.ip, sp: raw.sp, fp: raw.fp, lr: raw.lr };
+        let returns = raw.returns.get(..usize::from(raw.return_count)).unwrap_or_default();
+        Some(self.unwinder.unwind(space, regs, copy, returns, &mut self.native))
+    }
+
+    fn why_incomplete(&self, tgid: u32, end: End) -> Option<String> {
+        let reason = match end {
+            End::Root if self.native.iter().any(|frame| frame.by_frame_pointer) => {
+                "frames without unwind information, found by their frame pointers".to_owned()
+            }
+            End::Root => return None,
+            End::CopyTooShort => "the stack goes on above the part that was copied".to_owned(),
+            End::NoUnwindInfo { pc } => {
+                format!("no unwind information in {}", self.place_name(tgid, pc))
+            }
+            End::Unmapped { .. } => "a return address in no known file".to_owned(),
+            End::Limit => "more native frames than are followed".to_owned(),
+            End::Corrupt => "the stack makes no sense to the unwinder".to_owned(),
+        };
+        Some(reason)
+    }
+
+    fn place_name(&self, tgid: u32, pc: u64) -> String {
+        let space = self.processes.get(&tgid).and_then(|process| process.space.as_ref());
+        match space.and_then(|space| space.lookup(pc)) {
+            Some(Place::Module { module, .. }) => frame::file_name(&module.path),
+            Some(Place::Jit) => "code written at run time".to_owned(),
+            Some(Place::Uprobes) => "a probe's trampoline".to_owned(),
+            None => "no known file".to_owned(),
+        }
+    }
+
+    /// The native frames as frames, and what the merge asks of them.
+    fn natives(&mut self, tgid: u32, activations: &[Activation]) -> NativeTable {
+        let process = self.processes.get(&tgid);
+        let space = process.and_then(|process| process.space.as_ref());
+        let interpreter = process.and_then(|process| process.interpreter.as_ref());
+        let by_code = activations.iter().any(|activation| activation.addr.is_none());
+        let mut table = NativeTable::default();
+        for native in &self.native {
+            let frame = match space.and_then(|space| space.lookup(native.pc)) {
+                Some(Place::Module { module, file_offset, .. }) => {
+                    Frame::Native { module: Arc::clone(module), file_offset }
+                }
+                Some(Place::Jit) => Frame::Jit,
+                Some(Place::Uprobes) | None => Frame::Unknown,
+            };
+            let own = match &frame {
+                Frame::Native { module, file_offset } => interpreter
+                    .filter(|interpreter| interpreter.path == module.path)
+                    .map(|_| (module, *file_offset)),
+                _ => None,
+            };
+            table.interpreter.push(own.is_some());
+            table.loops.push(
+                by_code
+                    && own.is_some_and(|(module, offset)| {
+                        let symbols = self.symbolizer.symbolize(module, offset);
+                        symbols
+                            .iter()
+                            .any(|symbol| symbol.function.starts_with("_PyEval_EvalFrameDefault"))
+                    }),
+            );
+            table.frames.push(frame);
+        }
+        table
+    }
+
+    /// What the frame runs is known; a shim runs nothing.
+    fn is_defined(&self, tgid: u32, frame: &RawPythonFrame) -> bool {
+        let process = self.processes.get(&tgid);
+        frame.definition == 0
+            || process.is_some_and(|process| process.codes.contains_key(&frame.definition))
+    }
+
+    fn python_frame(&self, tgid: u32, raw: &RawPythonFrame) -> Frame {
+        let codes = self.processes.get(&tgid).map(|process| &process.codes);
+        match codes.and_then(|codes| codes.get(&raw.definition)) {
+            Some(code) => Frame::Python {
+                function: Arc::clone(&code.function),
+                file: Arc::clone(&code.file),
+                line: code.code.line_of(raw),
+            },
+            None => Frame::Python { function: "?".into(), file: "?".into(), line: None },
+        }
+    }
+
+    /// The frames that called the backward pass.
+    fn caller(&self, raw: &RawStack) -> Option<Arc<[Frame]>> {
+        let stack_id = self.processes.get(&raw.tgid)?.stacks.get(&raw.caller_key)?;
+        self.frames.get(stack_id).map(Arc::clone)
+    }
+}
+
+/// Native frames with what is known of each.
+#[derive(Default)]
+struct NativeTable {
+    frames: Vec<Frame>,
+    loops: Vec<bool>,
+    interpreter: Vec<bool>,
+}
+
+impl Natives for NativeTable {
+    fn is_loop(&self, frame: usize) -> bool {
+        self.loops.get(frame).copied().unwrap_or(false)
+    }
+
+    fn is_interpreter(&self, frame: usize) -> bool {
+        self.interpreter.get(frame).copied().unwrap_or(false)
+    }
+}
