@@ -12,6 +12,8 @@ mod image;
 mod layout;
 mod lines;
 mod memory;
+mod reread;
+mod text;
 
 pub use self::{
     code::{Code, decode},
