@@ -87,7 +87,7 @@ mod tests {
     use zerocopy::FromZeros as _;
 
     use super::*;
-    use crate::python::{Layout, reread::TABLE_LIMIT, text::ESCAPED};
+    use crate::python::{layout::Layout, reread::TABLE_LIMIT, text::ESCAPED};
 
     fn interpreter(lines: LineFormat, code_start: Option<u32>) -> Interpreter {
         let config = Layout::of_minor(9).unwrap().config;

@@ -17,6 +17,8 @@ use crate::host::Host;
 /// Threads and frames that a test has at most.
 const MANY: usize = 1000;
 
+type Reader<'a> = &'a mut dyn FnMut(u64, &mut [u8]) -> bool;
+
 /// A process whose structures are read.
 struct Walk {
     interpreter: Interpreter,
@@ -206,7 +208,7 @@ fn a_table_that_was_copied_in_part_gives_no_wrong_line() {
         let early = RawPythonFrame { instruction: first, ..*frame };
         let mut alive = memory(walk.tgid);
         let table = |addr: u64| addr == raw.lines_addr;
-        let readers: [&mut dyn FnMut(u64, &mut [u8]) -> bool; 3] = [
+        let readers: [Reader; 3] = [
             // A process that ended, another object in its place, another table.
             &mut |_, _| false,
             &mut |_, into| {
@@ -263,6 +265,43 @@ fn interpreters_that_cannot_be_walked_say_why() {
         let sleeper = Sleeper::start(&python, script);
         let super::Found::Unsupported(reason) = sleeper.find() else { panic!("{python:?}") };
         assert!(reason.contains("before 3.8") && reason.contains("python"), "{reason}");
+    }
+}
+
+#[test]
+fn an_interpreter_that_never_rests_passes_its_checks() {
+    let script = "
+import threading
+def work(n):
+    return [work(n - 1) for _ in range(2)] if n else sorted([2, 1], key=lambda x: -x)
+def forever():
+    while True: threading.Thread(target=work, args=(3,)).start(); work(4)
+print('.', flush=True)
+forever()
+";
+    for python in testing::pythons() {
+        let sleeper = Sleeper::start(&python, script);
+        for _ in 0..20 {
+            assert!(sleeper.interpreter().checked);
+        }
+    }
+}
+
+#[test]
+fn a_static_interpreter_is_taken_though_a_library_is_loaded() {
+    let (statics, shared): (Vec<_>, Vec<_>) =
+        testing::pythons().into_iter().partition(|python| python.library().is_none());
+    if statics.is_empty() || shared.is_empty() {
+        println!("skipped: no CPython with a library and one without");
+    }
+    for (python, other) in statics.iter().flat_map(|one| shared.iter().map(move |two| (one, two))) {
+        let library = other.library().unwrap();
+        let script = format!(
+            "import ctypes, sys\nctypes.CDLL({:?})\nprint('.', flush=True)\nsys.stdin.read()",
+            library.display()
+        );
+        let found = Sleeper::start(python, &script).interpreter();
+        assert_eq!((found.version, found.path), ((3, python.minor), python.path.clone()));
     }
 }
 
