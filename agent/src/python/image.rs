@@ -70,6 +70,11 @@ impl Image {
         self.oldest_minor = self.oldest_minor.max(Some(minor));
     }
 
+    /// A CPython without the functions of 3.8.
+    pub(super) fn is_old(&self) -> bool {
+        self.code_type.is_some() && self.oldest_minor.is_none() && !self.imports
+    }
+
     /// How much higher the process has the file than the file says, of all its mappings.
     pub(super) fn bias(&self, mappings: &[&Mapping]) -> Option<u64> {
         let page = !(rustix::param::page_size() as u64 - 1);

@@ -17,18 +17,18 @@ const SHIM_OWNER: u32 = 3;
 
 /// What the agent and the kernel half know about the structures of one interpreter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub(super) struct Layout {
     /// What the kernel half is told; `runtime` is 0 until the interpreter is found.
-    pub config: PythonConfig,
+    pub(super) config: PythonConfig,
     /// How line numbers are stored.
-    pub lines: LineFormat,
+    pub(super) lines: LineFormat,
     /// `PyCodeObject.co_code_adaptive`, where the instructions begin (3.11 on); `None` where
     /// instructions are counted from 0.
-    pub code_start: Option<u32>,
+    pub(super) code_start: Option<u32>,
     /// `PyThreadState.interp`.
-    pub thread_interp: u32,
+    pub(super) thread_interp: u32,
     /// `PyObject.ob_type`.
-    pub object_type: u32,
+    pub(super) object_type: u32,
 }
 
 /// Offsets of members within their structures, as the headers give them; named as in
@@ -214,7 +214,7 @@ const PUBLISHED_3_14: Published = Published {
 
 impl Layout {
     /// The layout of CPython 3.8 to 3.12; `None` for other versions of CPython 3.
-    pub fn of_minor(minor: u8) -> Option<Self> {
+    pub(super) fn of_minor(minor: u8) -> Option<Self> {
         match minor {
             8 | 9 => Self::of_members(&MEMBERS_3_8, LineFormat::Lnotab),
             10 => Self::of_members(&MEMBERS_3_10, LineFormat::Linetable310),
@@ -226,7 +226,7 @@ impl Layout {
 
     /// The layout of CPython 3.13 or 3.14, out of the beginning of its `_PyRuntime`. `None` for
     /// other versions, and where the offsets make no sense.
-    pub fn published(minor: u8, offsets: &[u8]) -> Option<Self> {
+    pub(super) fn published(minor: u8, offsets: &[u8]) -> Option<Self> {
         let at = match minor {
             13 => &PUBLISHED_3_13,
             14 => &PUBLISHED_3_14,

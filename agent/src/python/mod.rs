@@ -12,11 +12,13 @@ mod image;
 mod layout;
 mod lines;
 mod memory;
+mod reread;
+mod target;
+mod text;
 
 pub use self::{
     code::{Code, decode},
     find::{Found, Interpreter, find},
-    layout::Layout,
     lines::{LineFormat, line_at},
     memory::{Memory, memory},
 };

@@ -49,6 +49,14 @@ impl Python {
         String::from_utf8(output.stdout).unwrap()
     }
 
+    /// The library that holds the interpreter, where the executable does not.
+    pub(super) fn library(&self) -> Option<PathBuf> {
+        let script = "for line in open('/proc/self/maps'):\n \
+                      if 'libpython' in line: print(line.split()[-1]); break";
+        let path = PathBuf::from(self.run(script).trim());
+        path.exists().then_some(path)
+    }
+
     pub(super) fn format(&self) -> LineFormat {
         match self.minor {
             ..10 => LineFormat::Lnotab,

@@ -17,6 +17,8 @@ use crate::host::Host;
 /// Threads and frames that a test has at most.
 const MANY: usize = 1000;
 
+type Reader<'a> = &'a mut dyn FnMut(u64, &mut [u8]) -> bool;
+
 /// A process whose structures are read.
 struct Walk {
     interpreter: Interpreter,
@@ -98,7 +100,7 @@ impl Walk {
         frames
     }
 
-    /// A copy of a string's beginning or end.
+    /// A copy of a string's beginning or end: all of the buffer or nothing.
     fn text(&self, addr: u64, into: &mut [u8], is_end: bool) -> RawText {
         let config = self.config();
         let length = self.word(addr, config.text_length) as u32;
@@ -107,11 +109,13 @@ impl Walk {
         assert_eq!(state >> 5 & 1, 1, "a compact string");
         let from = if ascii == 1 { config.text_ascii } else { config.text_compact };
         let bytes = length as usize * usize::from(kind);
-        let copied = bytes.min(into.len());
-        let skipped = if is_end { bytes - copied } else { 0 };
-        let addr = addr + u64::from(from) + skipped as u64;
-        assert!(self.memory.read(addr, &mut into[..copied]));
+        let skipped = if is_end { bytes.saturating_sub(into.len()) } else { 0 };
+        let copied = self.copy(addr + u64::from(from) + skipped as u64, into);
         RawText { length, kind, ascii, copied: copied as u16 }
+    }
+
+    fn copy(&self, addr: u64, into: &mut [u8]) -> usize {
+        if self.memory.read(addr, into) { into.len() } else { 0 }
     }
 
     /// A copy of a code object.
@@ -126,9 +130,7 @@ impl Walk {
         let lines = member(config.code_lines);
         raw.lines_addr = lines + u64::from(config.bytes_data);
         raw.lines_bytes = self.word(lines, config.bytes_size) as u32;
-        raw.lines_copied = raw.lines_bytes.min(LINES_BYTES as u32);
-        let copied = &mut raw.lines[..raw.lines_copied as usize];
-        assert!(self.memory.read(raw.lines_addr, copied));
+        raw.lines_copied = self.copy(raw.lines_addr, &mut raw.lines) as u32;
         raw
     }
 
@@ -201,18 +203,57 @@ fn a_table_that_was_copied_in_part_gives_no_wrong_line() {
         assert!(raw.lines_bytes as usize > LINES_BYTES);
         let whole = decode(&raw, &walk.interpreter, memory(walk.tgid));
         assert!(whole.line_of(frame).is_some());
-        for fails in [true, false] {
-            // Memory that was freed and used again.
-            let part = decode(&raw, &walk.interpreter, |_, into: &mut [u8]| {
+        let start = frame.code + u64::from(walk.interpreter.code_start.unwrap_or(0));
+        let first = if walk.interpreter.code_start.is_some() { start + 16 } else { 8 };
+        let early = RawPythonFrame { instruction: first, ..*frame };
+        let mut alive = memory(walk.tgid);
+        let table = |addr: u64| addr == raw.lines_addr;
+        let readers: [Reader; 3] = [
+            // A process that ended, another object in its place, another table.
+            &mut |_, _| false,
+            &mut |_, into| {
                 into.fill(7);
-                !fails
-            });
+                true
+            },
+            &mut |addr, into| {
+                let read = alive(addr, into);
+                if table(addr) {
+                    into[LINES_BYTES / 2] ^= 1;
+                }
+                read
+            },
+        ];
+        for reader in readers {
+            let part = decode(&raw, &walk.interpreter, reader);
             assert_eq!(part.line_of(frame), None);
-            let start = frame.code + u64::from(walk.interpreter.code_start.unwrap_or(0));
-            let first = if walk.interpreter.code_start.is_some() { start + 16 } else { 8 };
-            let early = RawPythonFrame { instruction: first, ..*frame };
             assert_eq!(part.line_of(&early), whole.line_of(&early));
             assert!(part.line_of(&early).is_some());
+        }
+    }
+}
+
+#[test]
+fn what_was_not_copied_is_read_again_while_the_object_is_there() {
+    for python in testing::pythons() {
+        let sleeper = Sleeper::start(&python, include_str!("testdata/stacks.py"));
+        let walk = Walk::of(&sleeper);
+        let id =
+            sleeper.printed.iter().rev().find_map(|line| line.strip_prefix("thread ")).unwrap();
+        for frame in walk.frames(walk.thread(id.parse().unwrap())) {
+            let (expected, raw) = (walk.decoded(&frame), walk.code(frame.code));
+            let mut bare = raw;
+            (bare.name_text.copied, bare.file_text.copied, bare.lines_copied) = (0, 0, 0);
+            assert_eq!(decode(&bare, &walk.interpreter, memory(walk.tgid)), expected);
+            let unknown = decode(&bare, &walk.interpreter, |_, _| false);
+            assert_eq!((unknown.function.as_str(), unknown.file.as_str()), ("", ""));
+            assert_eq!(unknown.line_of(&frame), None);
+            bare = raw;
+            (bare.name_text, bare.file_text) = (RawText::default(), RawText::default());
+            (bare.lines_bytes, bare.lines_copied) = (0, 0);
+            assert_eq!(decode(&bare, &walk.interpreter, memory(walk.tgid)), expected);
+            bare.first_line += 1;
+            let other = decode(&bare, &walk.interpreter, memory(walk.tgid));
+            assert_eq!((other.function.as_str(), other.file.as_str()), ("", ""));
         }
     }
 }
@@ -224,6 +265,43 @@ fn interpreters_that_cannot_be_walked_say_why() {
         let sleeper = Sleeper::start(&python, script);
         let super::Found::Unsupported(reason) = sleeper.find() else { panic!("{python:?}") };
         assert!(reason.contains("before 3.8") && reason.contains("python"), "{reason}");
+    }
+}
+
+#[test]
+fn an_interpreter_that_never_rests_passes_its_checks() {
+    let script = "
+import threading
+def work(n):
+    return [work(n - 1) for _ in range(2)] if n else sorted([2, 1], key=lambda x: -x)
+def forever():
+    while True: threading.Thread(target=work, args=(3,)).start(); work(4)
+print('.', flush=True)
+forever()
+";
+    for python in testing::pythons() {
+        let sleeper = Sleeper::start(&python, script);
+        for _ in 0..20 {
+            assert!(sleeper.interpreter().checked);
+        }
+    }
+}
+
+#[test]
+fn a_static_interpreter_is_taken_though_a_library_is_loaded() {
+    let (statics, shared): (Vec<_>, Vec<_>) =
+        testing::pythons().into_iter().partition(|python| python.library().is_none());
+    if statics.is_empty() || shared.is_empty() {
+        println!("skipped: no CPython with a library and one without");
+    }
+    for (python, other) in statics.iter().flat_map(|one| shared.iter().map(move |two| (one, two))) {
+        let library = other.library().unwrap();
+        let script = format!(
+            "import ctypes, sys\nctypes.CDLL({:?})\nprint('.', flush=True)\nsys.stdin.read()",
+            library.display()
+        );
+        let found = Sleeper::start(python, &script).interpreter();
+        assert_eq!((found.version, found.path), ((3, python.minor), python.path.clone()));
     }
 }
 
