@@ -273,4 +273,13 @@ fn stacks_of_python_reach_the_bottom() {
     assert_contiguous(&frames);
     assert!(names.iter().any(|name| name.contains("ffi_call")), "{names:?}");
     assert!(frames.len() > 15, "{names:?}");
+    // libffi's rule is one that framehop evaluates anew each time, and replaces where that fails.
+    for frame in &frames[..10] {
+        for missing in [8, 16, 24, 32] {
+            let mut short = capture.clone();
+            short.copy.truncate((frame.cfa - capture.regs.sp).saturating_sub(missing) as usize);
+            assert_eq!(agent.unwind(&space, &short).1, End::CopyTooShort);
+            assert_eq!(agent.unwind(&space, &capture).0, frames, "{frame:x?} less {missing}");
+        }
+    }
 }
