@@ -13,7 +13,7 @@ use object::{
 
 use super::Module;
 
-/// Longest record that is read; that of CPython's evaluation loop, long for its many rows, is some
+/// Longest record that is read; that of Python's evaluation loop, long for its many rows, is some
 /// kilobytes.
 const RECORD_LIMIT: u32 = 1 << 20;
 /// Longest `.eh_frame` that is searched from its beginning, for files without an index.
@@ -164,14 +164,11 @@ fn last_at_or_before(module: &Module, header: u64, entries: u64, svma: u64) -> O
     }
     let chunk = module.read(table.checked_add(low * 8)?, (high - low) as usize * 8)?;
     let (entries, _) = chunk.as_chunks::<8>();
-    let after = entries.partition_point(|entry| first_word(entry) <= wanted);
+    let after =
+        entries.partition_point(|[a, b, c, d, ..]| i32::from_le_bytes([*a, *b, *c, *d]) <= wanted);
     let found = entries.get(after.checked_sub(1)?)?;
     let record = word(found, 4)?.cast_signed();
     Some(header.wrapping_add_signed(record.into()))
-}
-
-fn first_word(entry: &[u8; 8]) -> i32 {
-    i32::from_le_bytes([entry[0], entry[1], entry[2], entry[3]])
 }
 
 /// Lists the functions of a file without an index, in one pass over the section.

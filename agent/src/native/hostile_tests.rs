@@ -126,11 +126,11 @@ fn made_up_stacks_neither_panic_nor_loop_nor_spoil_later_ones() {
     let space = scene.space(&tree, &scene.file);
     let mut unwinder = Unwinder::default();
     let right = walk(&mut unwinder, &space, &scene.capture);
-    let rets: Vec<u64> = right.iter().skip(1).map(|frame| frame.pc + 1).collect();
+    let returns: Vec<u64> = right.iter().skip(1).map(|frame| frame.pc + 1).collect();
     let sp = scene.capture.regs.sp;
     let word = || {
         prop_oneof![
-            4 => proptest::sample::select(rets.clone()),
+            4 => proptest::sample::select(returns.clone()),
             3 => (0..600_u64).prop_map(move |at| sp + at * 8),
             1 => Just(0),
             1 => any::<u64>(),

@@ -21,11 +21,12 @@ pub mod space;
 pub mod symbols;
 pub mod unwind;
 
-#[cfg(test)]
+// The programs that the tests compile hold instructions of this architecture.
+#[cfg(all(test, target_arch = "x86_64"))]
 mod hostile_tests;
-#[cfg(test)]
+#[cfg(all(test, target_arch = "x86_64"))]
 mod program_tests;
-#[cfg(test)]
+#[cfg(all(test, target_arch = "x86_64"))]
 mod testing;
 
 pub use self::{

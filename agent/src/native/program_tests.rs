@@ -6,7 +6,7 @@ use agent_common::stack::RawReturn;
 
 use super::{
     AddressSpace, End, Modules, NativeFrame, Place,
-    testing::{Agent, Program, Workshop},
+    testing::{Agent, Program, Workshop, strip},
     unwind::FRAME_LIMIT,
 };
 
@@ -49,11 +49,11 @@ fn known_chains_are_found_whatever_the_build() {
         let (frames, end) = agent.unwind(&space, &capture);
         let mut names = agent.names(&space, &frames);
         names.retain(|name| name != "folded");
-        assert_eq!(names.get(..5).unwrap(), CHAIN, "{flags}");
+        assert_eq!(&names[..5], CHAIN, "{flags}");
         assert_eq!(end, End::Root, "{flags} {names:?}");
         assert_contiguous(&frames);
         if !flags.contains("no-eh-frame-hdr") {
-            let stripped = workshop.strip(&path);
+            let stripped = strip(&path);
             let mut program = Program::start(&stripped, &["chain"]);
             let (mut agent, capture) = (Agent::new(), program.capture());
             let own_space = agent.space(&program);
@@ -196,7 +196,7 @@ fn stacks_outlive_the_file_and_the_process() {
     let (frames, end) = agent.unwind(&space, &capture);
     assert_eq!(end, End::Root);
     let names = agent.names(&space, &frames);
-    assert_eq!(names.get(..5).unwrap(), CHAIN);
+    assert_eq!(&names[..5], CHAIN);
     let build_id = space.modules().next().unwrap().build_id.clone();
     assert_eq!(build_id.map(|id| id.len()), Some(40));
 }
@@ -256,4 +256,30 @@ fn a_file_that_was_written_in_place_is_opened_anew() {
     let mut program = Program::start(&path, &["chain"]);
     program.capture();
     assert_ne!(id(&mut modules, program.pid()), before);
+}
+
+#[test]
+fn stacks_of_python_reach_the_bottom() {
+    let Some(workshop) = Workshop::open() else { return };
+    let library = workshop.compile("chain", "chain.so", "-O2 -shared -fPIC").display().to_string();
+    let script = "import ctypes, sys\nctypes.CDLL(sys.argv[1]).outer(1)";
+    let Some(mut program) = Program::python(&["-c", script, &library]) else { return };
+    let (mut agent, capture) = (Agent::new(), program.capture());
+    let space = agent.space(&program);
+    let (frames, end) = agent.unwind(&space, &capture);
+    let names = agent.names(&space, &frames);
+    assert_eq!(end, End::Root, "{names:?}");
+    assert_eq!(&names[..4], &CHAIN[..4]);
+    assert_contiguous(&frames);
+    assert!(names.iter().any(|name| name.contains("ffi_call")), "{names:?}");
+    assert!(frames.len() > 15, "{names:?}");
+    // libffi's rule is one that framehop evaluates anew each time, and replaces where that fails.
+    for frame in &frames[..10] {
+        for missing in [8, 16, 24, 32] {
+            let mut short = capture.clone();
+            short.copy.truncate((frame.cfa - capture.regs.sp).saturating_sub(missing) as usize);
+            assert_eq!(agent.unwind(&space, &short).1, End::CopyTooShort);
+            assert_eq!(agent.unwind(&space, &capture).0, frames, "{frame:x?} less {missing}");
+        }
+    }
 }

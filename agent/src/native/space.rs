@@ -115,6 +115,7 @@ impl AddressSpace {
     ///
     /// The widest gap between two files' code splits the address space: the executable lies
     /// terabytes below the libraries. Where all lies together, the second window is empty.
+    #[expect(clippy::large_stack_arrays, reason = "32 KiB, from where they go to the heap")]
     pub fn executable_pages(&self) -> Box<ExecutablePages> {
         let ranges: Vec<(u64, u64)> = self
             .codes

@@ -41,14 +41,14 @@ impl Workshop {
         assert!(result.status.success(), "{}", String::from_utf8_lossy(&result.stderr));
         output
     }
+}
 
-    /// A copy of a program without symbols.
-    pub(super) fn strip(&self, program: &Path) -> PathBuf {
-        let stripped = program.with_extension("stripped");
-        fs::copy(program, &stripped).unwrap();
-        assert!(Command::new("strip").arg(&stripped).status().unwrap().success());
-        stripped
-    }
+/// A copy of a program without symbols.
+pub(super) fn strip(program: &Path) -> PathBuf {
+    let stripped = program.with_extension("stripped");
+    fs::copy(program, &stripped).unwrap();
+    assert!(Command::new("strip").arg(&stripped).status().unwrap().success());
+    stripped
 }
 
 fn compiler() -> String {
@@ -78,6 +78,16 @@ impl Program {
         let mut command = Command::new(path);
         command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped());
         Self(command.spawn().unwrap())
+    }
+
+    /// Python; `None`, saying why, where there is none.
+    pub(super) fn python(args: &[&str]) -> Option<Self> {
+        let version = Command::new("python3").arg("--version").output();
+        if version.is_ok_and(|output| output.status.success()) {
+            return Some(Self::start(Path::new("python3"), args));
+        }
+        writeln!(std::io::stderr(), "skipped: no python3").unwrap();
+        None
     }
 
     pub(super) fn pid(&self) -> u32 {

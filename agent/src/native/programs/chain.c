@@ -16,13 +16,13 @@ static unsigned char copy[1 << 20];
 static size_t limit = sizeof copy;
 
 /* The state at the first instruction: its address, sp, fp. */
-__asm__(".text\n.globl traced\n.type traced, @function\n"
+__asm__(".text\n.globl traced\n.hidden traced\n.type traced, @function\n"
         "traced:\n.cfi_startproc\n"
         "mov %rsp, %rdi\nmov %rbp, %rsi\nlea traced(%rip), %rdx\njmp capture\n"
         ".cfi_endproc\n.size traced, .-traced\n");
 int traced(void);
 
-__attribute__((used)) int capture(uint64_t sp, uint64_t fp, uint64_t ip)
+__attribute__((used, visibility("hidden"))) int capture(uint64_t sp, uint64_t fp, uint64_t ip)
 {
     int memory = open("/proc/self/mem", O_RDONLY);
     ssize_t copied = pread(memory, copy, limit, (off_t)sp);
