@@ -9,8 +9,8 @@ use super::{
 use crate::{
     log::{Checkpoint, Gap, Log, LogError, Row, Run8},
     rows::{
-        AnnotationRow, BreakdownRow, DeviceRow, DeviceSampleRow, LossRow, OomRow, ProcessRow,
-        ProcessSampleRow, SiteUsageRow,
+        AnnotationRow, BreakdownRow, DeviceRow, DeviceSampleRow, FrameRow, LossRow, OomRow,
+        ProcessRow, ProcessSampleRow, SiteUsageRow, StackRow,
     },
 };
 
@@ -27,6 +27,13 @@ impl Model {
     /// A directory cannot be listed, or none of them holds a log. What is wrong with single files
     /// is in [`Model::problems`].
     pub fn read(dirs: &[PathBuf]) -> Result<Self, LogError> {
+        let pass = read(dirs)?;
+        Ok(pass.finish(dirs.iter().map(|dir| dir.display().to_string()).collect()))
+    }
+}
+
+/// The pass over the logs in `dirs`.
+pub(super) fn read(dirs: &[PathBuf]) -> Result<Collector, LogError> {
         let log = Log::open(dirs)?;
         let mut pass = Collector::default();
         for problem in log.problems() {
@@ -35,6 +42,9 @@ impl Model {
         for manifest in log.manifests() {
             pass.manifest(manifest);
         }
+        // What stacks mean is known before rows that name them.
+        each(&log, &mut pass, |pass, row: FrameRow| pass.stacks.frame(row));
+        each(&log, &mut pass, |pass, row: StackRow| pass.stacks.stack(row));
         // Ends of processes are known before what is judged by them.
         each(&log, &mut pass, |pass, row: ProcessRow| pass.process(row));
         each(&log, &mut pass, |pass, row: DeviceRow| pass.device(row));
@@ -46,8 +56,7 @@ impl Model {
         each(&log, &mut pass, |pass, row: BreakdownRow| pass.breakdown(row));
         each(&log, &mut pass, |pass, row: OomRow| pass.oom(row));
         events(&log, &mut pass);
-        Ok(pass.finish(dirs.iter().map(|dir| dir.display().to_string()).collect()))
-    }
+        Ok(pass)
 }
 
 /// Hands every row of a table to `take`; what cannot be read becomes a problem.

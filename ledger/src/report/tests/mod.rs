@@ -3,5 +3,7 @@
 mod findings;
 mod from_log;
 mod golden;
+mod jobs;
+mod leaks;
 mod scene;
 mod schema;

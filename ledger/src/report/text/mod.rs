@@ -62,8 +62,8 @@ fn findings(page: &mut Page, model: &Model) {
 
 fn style_of(finding: &Finding) -> Style {
     match finding {
-        Finding::Growth(_) => Style::Yellow,
-        Finding::OutOfMemory(_) | Finding::Lost(_) => Style::Red,
+        Finding::Leak(_) | Finding::OutOfMemory(_) | Finding::Lost(_) => Style::Red,
+        Finding::Growth(_) | Finding::Context(_) => Style::Yellow,
         Finding::Nothing(_) if finding.tag() == "OK" => Style::Green,
         Finding::Nothing(_) => Style::Bold,
     }
