@@ -9,6 +9,7 @@ mod clock;
 mod collect;
 mod findings;
 mod growth;
+mod listing;
 mod model;
 mod names;
 mod read;
@@ -20,13 +21,14 @@ mod suspects;
 mod tests;
 mod text;
 mod units;
+mod who;
 mod words;
 
-pub use findings::{
-    Blocks, Confidence, Context, Finding, Growth, Leak, Lost, Nothing, Refusal,
-};
+pub use findings::{Blocks, Confidence, Context, Finding, Growth, Leak, Lost, Nothing, Refusal};
+pub use listing::{StackChoice, StackOrder};
 pub use model::{
     Breakdown, Device, Failure, GROUPS, Group, LevelTotal, LevelUse, Loss, Model, Of, Process,
     Reading, Run, SCHEMA, Share, StackShare, Torch, Trend, Warning,
 };
 pub use units::show_bytes;
+pub use who::who;

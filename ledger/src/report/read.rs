@@ -34,29 +34,29 @@ impl Model {
 
 /// The pass over the logs in `dirs`.
 pub(super) fn read(dirs: &[PathBuf]) -> Result<Collector, LogError> {
-        let log = Log::open(dirs)?;
-        let mut pass = Collector::default();
-        for problem in log.problems() {
-            pass.problems.push(format!("{}: {}", problem.path.display(), problem.message));
-        }
-        for manifest in log.manifests() {
-            pass.manifest(manifest);
-        }
-        // What stacks mean is known before rows that name them.
-        each(&log, &mut pass, |pass, row: FrameRow| pass.stacks.frame(row));
-        each(&log, &mut pass, |pass, row: StackRow| pass.stacks.stack(row));
-        // Ends of processes are known before what is judged by them.
-        each(&log, &mut pass, |pass, row: ProcessRow| pass.process(row));
-        each(&log, &mut pass, |pass, row: DeviceRow| pass.device(row));
-        each(&log, &mut pass, |pass, row: AnnotationRow| pass.annotation(row));
-        each(&log, &mut pass, |pass, row: LossRow| pass.loss(&row));
-        each(&log, &mut pass, |pass, row: DeviceSampleRow| pass.device_sample(&row));
-        each(&log, &mut pass, |pass, row: ProcessSampleRow| pass.process_sample(&row));
-        each(&log, &mut pass, |pass, row: SiteUsageRow| pass.site_usage(&row));
-        each(&log, &mut pass, |pass, row: BreakdownRow| pass.breakdown(row));
-        each(&log, &mut pass, |pass, row: OomRow| pass.oom(row));
-        events(&log, &mut pass);
-        Ok(pass)
+    let log = Log::open(dirs)?;
+    let mut pass = Collector::default();
+    for problem in log.problems() {
+        pass.problems.push(format!("{}: {}", problem.path.display(), problem.message));
+    }
+    for manifest in log.manifests() {
+        pass.manifest(manifest);
+    }
+    // What stacks mean is known before rows that name them.
+    each(&log, &mut pass, |pass, row: FrameRow| pass.stacks.frame(row));
+    each(&log, &mut pass, |pass, row: StackRow| pass.stacks.stack(row));
+    // Ends of processes are known before what is judged by them.
+    each(&log, &mut pass, |pass, row: ProcessRow| pass.process(row));
+    each(&log, &mut pass, |pass, row: DeviceRow| pass.device(row));
+    each(&log, &mut pass, |pass, row: AnnotationRow| pass.annotation(row));
+    each(&log, &mut pass, |pass, row: LossRow| pass.loss(&row));
+    each(&log, &mut pass, |pass, row: DeviceSampleRow| pass.device_sample(&row));
+    each(&log, &mut pass, |pass, row: ProcessSampleRow| pass.process_sample(&row));
+    each(&log, &mut pass, |pass, row: SiteUsageRow| pass.site_usage(&row));
+    each(&log, &mut pass, |pass, row: BreakdownRow| pass.breakdown(row));
+    each(&log, &mut pass, |pass, row: OomRow| pass.oom(row));
+    events(&log, &mut pass);
+    Ok(pass)
 }
 
 /// Hands every row of a table to `take`; what cannot be read becomes a problem.

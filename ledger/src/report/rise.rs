@@ -17,6 +17,10 @@ const MIN_PART: usize = 3;
 /// range of what was there before, or it is a phase that comes back.
 const LATE: (usize, usize) = (2, 5);
 
+/// What rises in its last third by less than one of this many parts of what it rose by in its first
+/// third is filling.
+const FILLING: i64 = 5;
+
 /// A floor that rises.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Rise {
@@ -72,6 +76,7 @@ pub(super) fn judge(series: &Series, end: End, material: i64) -> Verdict {
         || grown <= material
         || growth::beyond_chance(&floors[begin..]) < growth::MIN_BEYOND_CHANCE
         || !growth::rises_until_its_end(rise)
+        || slows_down(rise)
         || is_phases(&floors[begin..])
         || comes_back(series.buckets(), begin, kept.len(), to);
     if steady {
@@ -79,11 +84,12 @@ pub(super) fn judge(series: &Series, end: End, material: i64) -> Verdict {
     }
     let origin_ns = series.origin_ns().unwrap_or(0);
     let at_ns = |index: usize| origin_ns.saturating_add(series.width_ns() * index as i64);
+    let since = before_warm_up(&kept, warm_up, begin, slope);
     Verdict::Rises(Rise {
         per_second: slope / (series.width_ns() as f64 / 1e9),
-        since_ns: at_ns(begin),
+        since_ns: at_ns(since),
         until_ns: at_ns(kept.len()),
-        from,
+        from: kept[since],
         to,
         windows: rise.len(),
     })
@@ -122,14 +128,30 @@ fn begin_of_rise(kept: &[i64], warm_up: usize) -> usize {
     warm_up + flat.saturating_sub(1)
 }
 
+/// A leak does not wait for the end of the warm-up: what rose at much the same rate before it is a
+/// part of the rise.
+fn before_warm_up(kept: &[i64], warm_up: usize, begin: usize, slope: f64) -> usize {
+    let first = begin_of_rise(kept, 0);
+    if begin > warm_up || first >= begin {
+        return begin;
+    }
+    let rate = (kept[begin] - kept[first]) as f64 / (begin - first) as f64;
+    if (slope / 2.0..=slope * 2.0).contains(&rate) { first } else { begin }
+}
+
+/// What fills rises less and less: the last third by less than a fifth of the first.
+fn slows_down(rise: &[i64]) -> bool {
+    let (third, last) = (rise.len() / 3, rise.len() - 1);
+    (rise[last] - rise[last - third]).saturating_mul(FILLING) < rise[third] - rise[0]
+}
+
 /// Whether up to three plateaus describe the floors better than a line does, each model charged
 /// for its parameters as by Schwarz's criterion: phases of a program, not growth.
 fn is_phases(floors: &[i64]) -> bool {
     let values: Vec<f64> = floors.iter().map(|floor| *floor as f64).collect();
     let n = values.len() as f64;
-    let charged = |residual: f64, parameters: f64| {
-        n * (residual.max(1.0) / n).ln() + parameters * n.ln()
-    };
+    let charged =
+        |residual: f64, parameters: f64| n * (residual.max(1.0) / n).ln() + parameters * n.ln();
     charged(plateaus_residual(&values), 5.0) < charged(line_residual(&values), 2.0)
 }
 

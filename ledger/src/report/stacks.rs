@@ -10,8 +10,23 @@ const NOT_USERS: [&str; 5] =
     ["/site-packages/", "/dist-packages/", "/lib/python", "/lib64/python", "<frozen"];
 /// Libraries, by the begin of their file's name, that are nobody's own code.
 const LIBRARIES: [&str; 18] = [
-    "libcuda", "libcudart", "libcu", "libnccl", "libnv", "libtorch", "libc10", "libpython",
-    "python", "libc.", "libc-", "libm.", "libpthread", "libstdc++", "libgcc", "libdl", "ld-",
+    "libcuda",
+    "libcudart",
+    "libcu",
+    "libnccl",
+    "libnv",
+    "libtorch",
+    "libc10",
+    "libpython",
+    "python",
+    "libc.",
+    "libc-",
+    "libm.",
+    "libpthread",
+    "libstdc++",
+    "libgcc",
+    "libdl",
+    "ld-",
     "[",
 ];
 /// What marks frames of PyTorch's own allocator.
@@ -46,12 +61,15 @@ impl Stacks {
                 self.sites.len() - 1
             }
         };
-        self.stacks.insert(row.stack_id, Stack {
-            site,
-            frame_ids: row.frame_ids,
-            complete: row.complete,
-            incomplete_reason: row.incomplete_reason,
-        });
+        self.stacks.insert(
+            row.stack_id,
+            Stack {
+                site,
+                frame_ids: row.frame_ids,
+                complete: row.complete,
+                incomplete_reason: row.incomplete_reason,
+            },
+        );
     }
 
     pub(super) fn frame(&mut self, row: FrameRow) {
@@ -100,7 +118,10 @@ impl Stacks {
         self.get(stack_id).is_some_and(|stack| {
             self.frames(stack).flatten().any(|frame| {
                 TORCH_ALLOCATOR.iter().any(|mark| frame.function.contains(mark))
-                    || frame.module.as_deref().is_some_and(|m| base_name(m).starts_with("libc10_cuda"))
+                    || frame
+                        .module
+                        .as_deref()
+                        .is_some_and(|m| base_name(m).starts_with("libc10_cuda"))
             })
         })
     }

@@ -276,7 +276,9 @@ fn fall(other: &Series, found: &Suspect) -> i64 {
     let before = range(found.since_ns, found.since_ns + third);
     let last = other.buckets().last().map(|bucket| (bucket.min, bucket.max));
     let after = range(found.until_ns - third, found.until_ns).or(last);
-    before.zip(after).map_or(0, |(before, after)| (before.0 - after.0).min(before.1 - after.1).max(0))
+    before
+        .zip(after)
+        .map_or(0, |(before, after)| (before.0 - after.0).min(before.1 - after.1).max(0))
 }
 
 /// When a backward pass was reached.

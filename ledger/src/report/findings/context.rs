@@ -113,7 +113,10 @@ fn finding(
 ) -> Context {
     let late = process.late;
     let (confidence, reason) = if late {
-        (Confidence::Medium, "the process ran before the recording: what it used there is not known")
+        (
+            Confidence::Medium,
+            "the process ran before the recording: what it used there is not known",
+        )
     } else {
         (Confidence::High, "it allocated elsewhere, and next to nothing here")
     };
@@ -142,9 +145,10 @@ fn finding(
         created_ns: context.created_ns,
         confidence,
         confidence_reason: reason.to_owned(),
-        remedy: "Give the process its own device only (CUDA_VISIBLE_DEVICES), or choose the device \
+        remedy:
+            "Give the process its own device only (CUDA_VISIBLE_DEVICES), or choose the device \
                  before the first CUDA call: torch.cuda.set_device, map_location of torch.load."
-            .to_owned(),
+                .to_owned(),
         sentence,
     }
 }

@@ -172,7 +172,9 @@ fn is_explained(share: Option<&Share>, suspect: &Suspect, own: &[&Suspect]) -> b
     let reserved = share.and_then(|share| share.trend(Of::TorchReserved));
     let reserved = reserved.map_or(0.0, |trend| trend.bytes_per_second.max(0.0));
     let here = |other: &&&Suspect| {
-        other.level == Level::Device && other.place == suspect.place && !std::ptr::eq(**other, suspect)
+        other.level == Level::Device
+            && other.place == suspect.place
+            && !std::ptr::eq(**other, suspect)
     };
     // What is known to be the allocator's, and what is larger than this, comes first.
     let first: f64 = own
@@ -195,9 +197,10 @@ fn leak(
     let together: f64 = own.iter().filter(same).map(|other| other.bytes_per_second).sum();
     let whole = of(suspect.level).and_then(|of| share?.trend(of)).filter(|trend| trend.grows);
     let whole = whole.map_or(together, |trend| trend.bytes_per_second.max(together));
-    let account_has_losses = model.losses.iter().any(|loss| {
-        loss.affects_account && loss.proc_id.is_none_or(|of| of == process.proc_id)
-    });
+    let account_has_losses = model
+        .losses
+        .iter()
+        .any(|loss| loss.affects_account && loss.proc_id.is_none_or(|of| of == process.proc_id));
     let (confidence, reason) = confidence(suspect, account_has_losses);
     let gpu_uuid = match &suspect.place {
         Place::Gpu(uuid) => Some(uuid.clone()),
@@ -247,7 +250,10 @@ const fn of(level: Level) -> Option<Of> {
 
 fn confidence(suspect: &Suspect, account_has_losses: bool) -> (Confidence, &'static str) {
     if account_has_losses {
-        return (Confidence::Low, "calls of the process are missing: a lost free looks like a leak");
+        return (
+            Confidence::Low,
+            "calls of the process are missing: a lost free looks like a leak",
+        );
     }
     if suspect.windows < PLAIN_WINDOWS {
         return (Confidence::Medium, "it was seen to grow for a short time only");

@@ -73,6 +73,26 @@ impl Finding {
     }
 }
 
+impl Model {
+    /// Memory grows until the end of the log or of its process. A leak of low confidence does not
+    /// count, nor a cache that grows.
+    pub fn leaks(&self) -> bool {
+        self.findings.iter().any(|finding| match finding {
+            Finding::Leak(leak) => leak.confidence != Confidence::Low,
+            Finding::Growth(growth) => !growth.account_has_losses && finding.tag() != "CACHE",
+            _ => false,
+        })
+    }
+
+    /// Allocations were refused that could have fitted, as far as is known.
+    pub fn refused(&self) -> bool {
+        self.findings.iter().any(|finding| match finding {
+            Finding::OutOfMemory(refusal) => refusal.could_ever_fit != Some(false),
+            _ => false,
+        })
+    }
+}
+
 /// What the pass found that is no part of the model.
 #[derive(Debug)]
 pub(super) struct Found<'a> {

@@ -1,7 +1,7 @@
 //! Made-up training jobs: what each place of allocation holds at each moment, and the rows that a
 //! recorder would have written of it.
 
-use super::scene::{MIB, S, Scene, START, at, uuid};
+use super::scene::{MIB, S, START, Scene, at, uuid};
 use crate::{
     call::Level,
     report::{Finding, Model},
@@ -61,7 +61,11 @@ impl Job {
         self
     }
 
-    pub(super) fn tensors(self, name: &'static str, holds: impl Fn(i64) -> (i64, i64) + 'static) -> Self {
+    pub(super) fn tensors(
+        self,
+        name: &'static str,
+        holds: impl Fn(i64) -> (i64, i64) + 'static,
+    ) -> Self {
         self.at(Level::Tensor, name, holds)
     }
 
@@ -129,7 +133,14 @@ impl Job {
         }
     }
 
-    fn usage(&self, second: i64, stack_id: i64, bytes: i64, count: i64, allocs: i64) -> SiteUsageRow {
+    fn usage(
+        &self,
+        second: i64,
+        stack_id: i64,
+        bytes: i64,
+        count: i64,
+        allocs: i64,
+    ) -> SiteUsageRow {
         SiteUsageRow {
             ts_ns: START + second * S,
             proc_id: PID.into(),

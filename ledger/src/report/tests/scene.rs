@@ -273,9 +273,9 @@ impl Scene {
     }
 
     fn frame(&mut self, text: &str) -> i64 {
-        let frame_id = 1 + text.bytes().fold(5, |hash: i64, byte| {
-            hash.wrapping_mul(131).wrapping_add(byte.into())
-        });
+        let frame_id = 1 + text
+            .bytes()
+            .fold(5, |hash: i64, byte| hash.wrapping_mul(131).wrapping_add(byte.into()));
         let python = text.split_once(".py:").and_then(|(file, rest)| {
             let (line, function) = rest.split_once(' ')?;
             Some((format!("/home/u/{file}.py"), line.parse().ok()?, function.to_owned()))
@@ -352,8 +352,27 @@ impl Scene {
         events
     }
 
+    /// A call about a context; the process's number for the device is 1 more than for [`Self::row`].
+    pub(super) fn context(
+        &mut self,
+        pid: i32,
+        gpu: i32,
+        seconds: f64,
+        api: &'static str,
+        stack_id: i64,
+    ) {
+        let row = self.row(pid, gpu, seconds, "ctx");
+        (row.api, row.addr, row.stack_id) = (api.into(), 0xc0 + i64::from(gpu), stack_id);
+        row.cuda_ordinal = Some(1);
+    }
+
     /// The report.
     pub(super) fn model(&self) -> Model {
+        self.pass().finish(vec!["vramscope-node7".to_owned()])
+    }
+
+    /// The pass over all rows.
+    pub(super) fn pass(&self) -> Collector {
         let run = Run8::of("0123456789abcdef").unwrap();
         let mut pass = Collector::default();
         pass.manifest(&self.manifest());
@@ -369,6 +388,6 @@ impl Scene {
         self.breakdown.iter().cloned().for_each(|row| pass.breakdown(row));
         self.ooms.iter().cloned().for_each(|row| pass.oom(row));
         self.sorted_events().iter().for_each(|row| pass.event(run, row));
-        pass.finish(vec!["vramscope-node7".to_owned()])
+        pass
     }
 }
