@@ -68,12 +68,12 @@ impl StackChoice {
         let more = sums.len().saturating_sub(self.top);
         if more > 0 {
             let more = counted(more as u64, "more stack", "more stacks");
-            text += &format!("\nand {more} (--top)\n");
+            text.extend([format!("\nand {more} (--top)\n")]);
         }
         if sums.is_empty() && pass.stacks.counts().0 > 0 {
             text += "No stack allocated what was asked for.\n";
         }
-        pass.problems.iter().for_each(|problem| text += &format!("{}\n", printable(problem)));
+        pass.problems.iter().for_each(|problem| text.extend([format!("{}\n", printable(problem))]));
         text
     }
 
@@ -121,7 +121,7 @@ fn share(pass: &Collector) -> String {
         .map(|(reason, count)| format!("{} x {}", show_count(*count), printable(reason)))
         .collect();
     if !reasons.is_empty() {
-        text += &format!("; not complete: {}", reasons.join(", "));
+        text.extend([format!("; not complete: {}", reasons.join(", "))]);
     }
     text + ".\n"
 }
@@ -150,7 +150,7 @@ fn stack(text: &mut String, pass: &Collector, (stack_id, level): (i64, Level), s
     };
     if !stack.complete {
         let reason = stack.incomplete_reason.as_deref().unwrap_or("not said why");
-        line += &format!(", incomplete: {}", printable(reason));
+        line.extend([format!(", incomplete: {}", printable(reason))]);
     }
     line.push('\n');
     text.push_str(&line);

@@ -45,7 +45,7 @@ pub(super) struct Stack {
 /// Stacks, frames and sites. Memory is bounded by the number of distinct stacks.
 #[derive(Debug, Default)]
 pub(super) struct Stacks {
-    stacks: HashMap<i64, Stack>,
+    by_id: HashMap<i64, Stack>,
     frames: HashMap<i64, FrameRow>,
     sites: Vec<String>,
     by_site: HashMap<String, usize>,
@@ -53,15 +53,13 @@ pub(super) struct Stacks {
 
 impl Stacks {
     pub(super) fn stack(&mut self, row: StackRow) {
-        let site = match self.by_site.get(&row.site) {
-            Some(site) => *site,
-            None => {
-                self.sites.push(row.site.clone());
-                self.by_site.insert(row.site, self.sites.len() - 1);
-                self.sites.len() - 1
-            }
-        };
-        self.stacks.insert(
+        let known = self.by_site.get(&row.site).copied();
+        let site = known.unwrap_or_else(|| {
+            self.sites.push(row.site.clone());
+            self.by_site.insert(row.site, self.sites.len() - 1);
+            self.sites.len() - 1
+        });
+        self.by_id.insert(
             row.stack_id,
             Stack {
                 site,
@@ -77,12 +75,12 @@ impl Stacks {
     }
 
     pub(super) fn get(&self, stack_id: i64) -> Option<&Stack> {
-        self.stacks.get(&stack_id)
+        self.by_id.get(&stack_id)
     }
 
     /// The site of a stack, where the stack was written.
     pub(super) fn site(&self, stack_id: i64) -> Option<&str> {
-        self.stacks.get(&stack_id).map(|stack| self.site_name(stack.site))
+        self.by_id.get(&stack_id).map(|stack| self.site_name(stack.site))
     }
 
     pub(super) fn site_name(&self, site: usize) -> &str {
@@ -91,14 +89,14 @@ impl Stacks {
 
     /// Distinct stacks, and of these the complete ones.
     pub(super) fn counts(&self) -> (u64, u64) {
-        let complete = self.stacks.values().filter(|stack| stack.complete).count();
-        (self.stacks.len() as u64, complete as u64)
+        let complete = self.by_id.values().filter(|stack| stack.complete).count();
+        (self.by_id.len() as u64, complete as u64)
     }
 
     /// Distinct incomplete stacks by reason.
     pub(super) fn reasons(&self) -> BTreeMap<String, u64> {
         let mut reasons = BTreeMap::new();
-        for stack in self.stacks.values().filter(|stack| !stack.complete) {
+        for stack in self.by_id.values().filter(|stack| !stack.complete) {
             let reason = stack.incomplete_reason.clone().unwrap_or_else(|| "not said".to_owned());
             *reasons.entry(reason).or_insert(0) += 1;
         }

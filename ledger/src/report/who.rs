@@ -13,6 +13,7 @@ use super::{
     units::{counted, show_bytes, show_duration},
 };
 use crate::{
+    account::state::Process,
     call::Level,
     log::{Log, LogError},
     rows::LiveRow,
@@ -163,26 +164,26 @@ fn listed(
     let end_ns = as_of.or(pass.span.0.map(|span| span.1)).unwrap_or(0);
     let bytes: i64 = blocks.iter().filter_map(|block| block.size_bytes).sum();
     let when = as_of.map(|ns| format!(" as of {}", clock.time(ns))).unwrap_or_default();
-    *page += &format!(
+    page.extend([format!(
         "pid {}, {} ({}): {} in {}{when}\n",
         pid(pass, proc_id),
         printable(site),
         level.as_str(),
         show_bytes(bytes),
         counted(blocks.len() as u64, "block", "blocks"),
-    );
+    )]);
     for block in blocks.iter().take(LISTED) {
-        *page += &format!(
+        page.extend([format!(
             "  {:#018x}  {:>10}  {} ago, at {}\n",
             block.addr,
             block.size_bytes.map_or("? B".to_owned(), show_bytes),
             show_duration(end_ns.saturating_sub(block.since_ns)),
             clock.time(block.since_ns),
-        );
+        )]);
     }
     let more = blocks.len().saturating_sub(LISTED);
     if more > 0 {
-        *page += &format!("  and {} later\n", counted(more as u64, "block", "blocks"));
+        page.extend([format!("  and {} later\n", counted(more as u64, "block", "blocks"))]);
     }
     page.push('\n');
 }
@@ -190,20 +191,22 @@ fn listed(
 fn pid(pass: &Collector, proc_id: i64) -> i32 {
     let state = pass.states.iter().rev().find_map(|(_, state, _)| state.process(proc_id));
     let facts = pass.processes.get(&proc_id).map(|facts| facts.pid);
-    facts.filter(|pid| *pid != 0).or(state.map(|process| process.pid())).unwrap_or(0)
+    facts.filter(|pid| *pid != 0).or(state.map(Process::pid)).unwrap_or(0)
 }
 
 /// The lines for one process, oldest addresses first: what leaks is among them.
 fn snippet(page: &mut String, pass: &Collector, proc_id: i64, addresses: &[i64]) {
     let pid = pid(pass, proc_id);
     let ended = pass.processes.get(&proc_id).is_some_and(|facts| facts.end_ns().is_some());
-    *page += &match ended {
-        true => format!("pid {pid} ended. In a process that runs, paste what follows:\n"),
-        false => format!(
-            "Who refers to them: paste this into a Python prompt inside pid {pid} \
-             (`python -m pdb -p {pid}` from Python 3.14 on, a debugger, a signal handler):\n"
-        ),
-    };
+    page.push_str("Who refers to them: paste this into a Python prompt inside ");
+    page.extend([if ended {
+        format!("a process like pid {pid}, which ended:\n")
+    } else {
+        format!(
+            "pid {pid} (`python -m pdb -p {pid}` from Python 3.14 on, then `interact`; or a \
+             debugger, a signal handler):\n"
+        )
+    }]);
     let list: Vec<String> =
         addresses.iter().take(LISTED).map(|addr| format!("{addr:#x}")).collect();
     page.push('\n');

@@ -124,10 +124,10 @@ fn finding(
     let bytes = share.nvml_used.map(|reading| reading.bytes);
     let site = stacks.site(context.stack_id).filter(|site| !site.is_empty());
     let held = if process.end_ns.is_some() { "held" } else { "holds" };
-    let size = bytes.map(|bytes| format!(" ({})", show_bytes(bytes))).unwrap_or_default();
+    let charged = bytes.map(|bytes| format!(" ({})", show_bytes(bytes))).unwrap_or_default();
     let at = site.map(|site| format!(", created at {}", names::printable(site)));
     let sentence = format!(
-        "{} {held} a context on {gpu}{size}{} while it works on {}.",
+        "{} {held} a context on {gpu}{charged}{} while it works on {}.",
         names::ranked(model, process),
         at.unwrap_or_default(),
         names::device_of(model, main),

@@ -322,8 +322,8 @@ fn sentence(model: &Model, process: &Process, share: Option<&Share>, leak: &Leak
     text.push('.');
     match leak.confidence {
         Confidence::High => {}
-        Confidence::Medium => text += &format!(" Not certain: {}.", leak.confidence_reason),
-        Confidence::Low => text += &format!(" In doubt: {}.", leak.confidence_reason),
+        Confidence::Medium => text.extend([format!(" Not certain: {}.", leak.confidence_reason)]),
+        Confidence::Low => text.extend([format!(" In doubt: {}.", leak.confidence_reason)]),
     }
     text
 }

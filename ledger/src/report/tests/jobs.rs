@@ -170,17 +170,17 @@ impl Job {
         let stack_id = stack(scene, site.name);
         let mut held: Vec<(i64, i64)> = Vec::new();
         for second in 0..self.seconds {
-            let (count, size) = (site.holds)(second);
-            let keep = held.iter().take_while(|(_, of)| *of == size).count().min(count as usize);
+            let (count, bytes) = (site.holds)(second);
+            let keep = held.iter().take_while(|(_, of)| *of == bytes).count().min(count as usize);
             for (alloc_id, _) in held.drain(keep..) {
                 scene.free(alloc_id, second as f64 + 0.2);
             }
             while (held.len() as i64) < count {
                 let when = second as f64 + 0.3;
-                let alloc_id = scene.alloc_at(PID, 1, when, size, site.level.as_str(), api);
+                let alloc_id = scene.alloc_at(PID, 1, when, bytes, site.level.as_str(), api);
                 let row = scene.events.last_mut().unwrap();
                 (row.stack_id, row.backward_pass) = (stack_id, self.pass(second));
-                held.push((alloc_id, size));
+                held.push((alloc_id, bytes));
             }
         }
     }

@@ -150,7 +150,7 @@ fn the_lines_of_python_find_who_refers_to_the_blocks() {
         return;
     };
     // As pasted into an interactive prompt, where an empty line ends a block.
-    let fake = format!("exec({:?})\n", FAKE);
+    let fake = format!("exec({FAKE:?})\n");
     let input = format!("{fake}{snippet}\n");
     python.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
     let output = python.wait_with_output().unwrap();

@@ -101,13 +101,13 @@ fn stacks(share: &StackShare) -> String {
     if allocs > 0 {
         let percent = share.allocs_complete as f64 / allocs as f64 * 100.0;
         let of = counted(allocs, "allocation", "allocations");
-        text += &format!("; of {of} {percent:.1} % have a complete one");
+        text.extend([format!("; of {of} {percent:.1} % have a complete one")]);
     }
     for (count, what) in
         [(share.allocs_without, " without any"), (share.missing, " named but not in the log")]
     {
         if count > 0 {
-            text += &format!(", {}{what}", show_count(count));
+            text.extend([format!(", {}{what}", show_count(count))]);
         }
     }
     text
