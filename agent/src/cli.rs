@@ -51,6 +51,8 @@ pub enum Command {
     Record(Record),
     /// Say what a log tells: who holds what, what grew, what failed, what was not seen.
     Report(Report),
+    /// Print whole stacks, those that hold most first.
+    Stacks(Stacks),
     /// Check what this machine needs: kernel, privileges, NVML, CUDA libraries.
     #[cfg(feature = "live")]
     Doctor(Doctor),
@@ -182,6 +184,57 @@ pub struct Report {
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
+    /// List what is alive of the places whose `file:line function` contains this, and how to ask
+    /// the process who refers to it.
+    #[arg(long, value_name = "SITE", conflicts_with_all = ["json", "fail_on"])]
+    pub who: Option<String>,
+    /// Exit with 10 for a leak, 11 for a refused allocation, 13 for lost records; the first that
+    /// holds.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "WHAT")]
+    pub fail_on: Vec<FailOn>,
+}
+
+/// What makes `vramscope report` fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum FailOn {
+    /// Memory grows until the end (exit code 10); a growth in doubt does not count.
+    Leak,
+    /// An allocation was refused (exit code 11).
+    Oom,
+    /// Records are missing by which the account may be wrong (exit code 13).
+    Loss,
+}
+
+/// `vramscope stacks`.
+#[derive(Debug, Args)]
+pub struct Stacks {
+    /// Log folders; also of a running or killed recorder.
+    #[arg(required = true, value_name = "DIR")]
+    pub logs: Vec<PathBuf>,
+    /// How many to print.
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub top: usize,
+    /// Of one kind of memory only.
+    #[arg(long, value_name = "LEVEL")]
+    #[arg(value_parser = ["device", "pool", "tensor", "managed", "host"])]
+    pub level: Option<String>,
+    /// What to sort by: bytes alive, bytes allocated in all, blocks alive.
+    #[arg(long, value_enum, default_value_t = StacksBy::Live)]
+    pub by: StacksBy,
+    /// Of one process only.
+    #[arg(long)]
+    pub pid: Option<i32>,
+}
+
+/// What stacks are sorted by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum StacksBy {
+    /// Bytes alive at the end.
+    Live,
+    /// Bytes allocated in all.
+    Allocated,
+    /// Blocks alive at the end.
+    Count,
 }
 
 /// `vramscope doctor`.
@@ -257,4 +310,35 @@ pub struct Agent {
     /// Where and what to record.
     #[command(flatten)]
     pub recording: Recording,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Result<Command, clap::Error> {
+        Cli::try_parse_from(line.split(' ')).map(|cli| cli.command)
+    }
+
+    #[test]
+    fn the_command_line_is_sound() {
+        use clap::CommandFactory as _;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn reports_take_conditions_of_failure() {
+        let Ok(Command::Report(args)) = parsed("vramscope report x --fail-on leak,loss") else {
+            panic!("not parsed")
+        };
+        assert_eq!(args.fail_on, [FailOn::Leak, FailOn::Loss]);
+        assert!(parsed("vramscope report x --fail-on imbalance").is_err());
+        assert!(parsed("vramscope report x --who a.py --json").is_err());
+    }
+
+    #[test]
+    fn stacks_take_a_level_that_exists() {
+        assert!(parsed("vramscope stacks x --level tensor --by count --top 3 --pid 7").is_ok());
+        assert!(parsed("vramscope stacks x --level ocean").is_err());
+    }
 }

@@ -16,6 +16,7 @@ mod report;
 mod run;
 #[cfg(feature = "live")]
 mod session;
+mod stacks;
 mod texts;
 
 use std::{
@@ -32,6 +33,13 @@ use crate::cli::{Cli, Color, Command};
 pub const EXIT_PRECONDITION: u8 = 3;
 /// Nothing was traced.
 pub const EXIT_NOTHING_TRACED: u8 = 4;
+
+/// `--fail-on leak`: memory grows.
+pub const EXIT_LEAK: u8 = 10;
+/// `--fail-on oom`: an allocation was refused.
+pub const EXIT_OOM: u8 = 11;
+/// `--fail-on loss`: records are missing.
+pub const EXIT_LOSS: u8 = 13;
 
 /// An error that ends the program with a code of its own.
 #[derive(Debug, thiserror::Error)]
@@ -94,6 +102,7 @@ pub fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         #[cfg(feature = "live")]
         Command::Agent(args) => run::elevated(&args),
         Command::Report(args) => report::run(&args, color),
+        Command::Stacks(args) => stacks::run(&args),
         Command::Recover(args) => recover::run(&args),
         Command::Schema(args) => texts::schema(&args),
         Command::Completions(args) => texts::completions(&args),

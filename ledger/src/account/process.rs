@@ -311,7 +311,7 @@ impl Account {
 
 fn context_row(desk: &mut Desk<'_>, call: &Call, place: Place) {
     let row = desk.event(call, "ctx", Level::Device, place.ordinal);
-    desk.emit(EventRow { addr: place.ctx.unwrap_or(0) as i64, ..row });
+    desk.emit(EventRow { addr: place.ctx.unwrap_or(0) as i64, stack_id: call.stack_id, ..row });
 }
 
 /// What a failed call asked for.

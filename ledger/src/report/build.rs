@@ -1,24 +1,33 @@
 //! From what the pass kept to the model.
 
 use super::{
-    collect::{Collector, ProcessFacts},
-    findings,
-    model::{Device, Failure, Loss, Model, Process, Run, SCHEMA, Warning},
+    collect::{Collector, Place, ProcessFacts},
+    findings::{self, Found},
+    model::{Device, Failure, Loss, Model, Process, Run, SCHEMA, StackShare, Warning},
     names, words,
 };
 use crate::{
     account::state,
+    call::Level,
     log::{Manifest, Run8},
 };
 
 impl Collector {
     /// The model of everything that was seen.
     pub(super) fn finish(mut self, logs: Vec<String>) -> Model {
+        self.sites.settle();
         let ids: Vec<i64> = self.processes.keys().copied().collect();
         let devices = self.devices();
+        let (mut suspects, mut by_site) = (Vec::new(), Vec::new());
         let mut processes: Vec<Process> = Vec::with_capacity(ids.len());
         for proc_id in ids {
-            let Some(facts) = self.processes.remove(&proc_id) else { continue };
+            let Some(mut facts) = self.processes.remove(&proc_id) else { continue };
+            self.learn_ordinals(proc_id, &mut facts);
+            let end = self.end_of(proc_id, &facts);
+            let (rising, judged) = self.suspects(proc_id, &facts, end);
+            suspects.extend(rising);
+            by_site.extend(judged);
+            self.locate_contexts(proc_id, &facts);
             processes.push(self.process_model(proc_id, facts));
         }
         processes.sort_by_key(|process| {
@@ -35,12 +44,20 @@ impl Collector {
             runs: self.manifests.iter().map(run_model).collect(),
             findings: Vec::new(),
             devices,
+            stacks: self.stack_share(),
             losses: self.losses(&processes),
             warnings: self.warnings(&processes),
             processes,
             problems: std::mem::take(&mut self.problems),
         };
-        model.findings = findings::find(&model, &self.refusals);
+        let found = Found {
+            refusals: &self.refusals,
+            suspects: &suspects,
+            by_site: &by_site,
+            contexts: &self.contexts,
+            stacks: &self.stacks,
+        };
+        model.findings = findings::find(&model, &found);
         model
     }
 
@@ -82,17 +99,12 @@ impl Collector {
 
     fn process_model(&self, proc_id: i64, facts: ProcessFacts) -> Process {
         let account = self.account_of(proc_id);
-        let run = account.map(|(run, _)| run).or(facts.run);
         let account = account.map(|(_, account)| account);
         let mut seen = facts.seen;
         for ns in account.and_then(state::Process::span_ns).into_iter().flat_map(|s| [s.0, s.1]) {
             seen.see(ns);
         }
-        let end_ns = facts.end_ns();
-        let end = match end_ns {
-            Some(ns) => (ns, true),
-            None => (self.run_end_ns(run).or(seen.0.map(|span| span.1)).unwrap_or(0), false),
-        };
+        let end = self.end_of(proc_id, &facts);
         let failures = facts.failures.iter().map(|((api, result), failure)| Failure {
             api: api.clone(),
             result: *result,
@@ -109,6 +121,76 @@ impl Collector {
             ..identity(&facts)
         };
         Process { shares: self.shares(facts, account, end), ..process }
+    }
+
+    /// When a process ended, or was seen last, and whether it ended.
+    fn end_of(&self, proc_id: i64, facts: &ProcessFacts) -> (i64, bool) {
+        if let Some(ns) = facts.end_ns() {
+            return (ns, true);
+        }
+        let account = self.account_of(proc_id);
+        let run = account.map(|(run, _)| run).or(facts.run);
+        let in_rows = facts.seen.0.map(|span| span.1);
+        let in_account = account.and_then(|(_, account)| account.span_ns()).map(|span| span.1);
+        (self.run_end_ns(run).or(in_rows.max(in_account)).unwrap_or(0), false)
+    }
+
+    /// Devices by the process's numbers, as the account learnt them.
+    fn learn_ordinals(&self, proc_id: i64, facts: &mut ProcessFacts) {
+        let account = self.account_of(proc_id).map(|(_, account)| account.devices());
+        for device in account.unwrap_or_default() {
+            if let (Some(ordinal), Some(uuid)) = (device.cuda_ordinal, &device.gpu_uuid) {
+                facts.ordinals.entry(ordinal).or_insert_with(|| uuid.clone());
+            }
+        }
+    }
+
+    /// Gives the contexts of a process the UUIDs of their devices, where these became known.
+    fn locate_contexts(&mut self, proc_id: i64, facts: &ProcessFacts) {
+        for (_, context) in self.contexts.range_mut((proc_id, i64::MIN)..=(proc_id, i64::MAX)) {
+            if let Place::Ordinal(ordinal) = context.place
+                && let Some(uuid) = facts.ordinals.get(&ordinal)
+            {
+                context.place = Place::Gpu(uuid.clone());
+            }
+        }
+    }
+
+    /// How much has a stack.
+    fn stack_share(&self) -> StackShare {
+        let (taken, complete) = self.stacks.counts();
+        let mut share = StackShare {
+            taken,
+            complete,
+            incomplete: self.stacks.reasons(),
+            allocs_without: self.sites.without_stack,
+            ..StackShare::default()
+        };
+        let mut missing = std::collections::BTreeSet::new();
+        for now in &self.sites.stacks {
+            let allocs = now.allocs.max(0) as u64;
+            share.allocs_with += allocs;
+            match self.stacks.get(now.stack_id) {
+                Some(stack) if stack.complete => share.allocs_complete += allocs,
+                Some(_) => {}
+                None => {
+                    missing.insert(now.stack_id);
+                }
+            }
+        }
+        share.missing = missing.len() as u64;
+        let told = |holder| {
+            let own = self.sites.stacks.iter().filter(move |now| now.holder == holder);
+            own.map(|now| now.allocs).sum::<i64>()
+        };
+        for (holder, total) in &self.sites.totals {
+            if let (Level::Tensor, Some(allocs)) = (holder.level, total.allocs) {
+                let told = told(*holder);
+                let missing = if told > 0 { allocs.saturating_sub(told).max(0) } else { 0 };
+                share.allocs_without += missing as u64;
+            }
+        }
+        share
     }
 
     /// When the recording of a run ended; of a killed one, the last moment that the log tells of.

@@ -9,10 +9,10 @@ use crate::account::state::{Growth, Series, growth};
 const MIN_SPAN_NS: i64 = 3_000_000_000;
 /// Share of the pairs of buckets that must rise. Four plateaus have 0.75: a few steps are phases
 /// of a program, not growth.
-const MIN_RISING: f64 = 0.8;
+pub(super) const MIN_RISING: f64 = 0.8;
 /// Standard deviations by which the troughs' order must differ from chance. Short noise often has
 /// its lowest value early.
-const MIN_BEYOND_CHANCE: f64 = 3.0;
+pub(super) const MIN_BEYOND_CHANCE: f64 = 3.0;
 /// Longest end of a program in which it may give back what it held, unless it ran for long.
 const CLEAN_UP_NS: i64 = 2_000_000_000;
 /// Growth below this, and below a hundredth of the device, is not worth a finding.
@@ -78,7 +78,7 @@ pub(super) fn judge(series: &Series, end: End, device_bytes: Option<i64>) -> Opt
 }
 
 /// The lowest values of the complete buckets.
-fn minima(series: &Series, of_process: bool) -> Option<Vec<i64>> {
+pub(super) fn minima(series: &Series, of_process: bool) -> Option<Vec<i64>> {
     let complete = series.buckets().len().checked_sub(1)?;
     let mut minima: Vec<i64> =
         series.buckets().iter().take(complete).map(|bucket| bucket.min).collect();
@@ -110,7 +110,7 @@ fn what_stays(series: &Series, minima: &[i64]) -> Option<Series> {
 
 /// Mann and Kendall's test: by how many standard deviations of chance the order of the values
 /// differs from no order.
-fn beyond_chance(values: &[i64]) -> f64 {
+pub(super) fn beyond_chance(values: &[i64]) -> f64 {
     let pairs = values.iter().enumerate().flat_map(|(index, first)| {
         values[index + 1..].iter().map(move |second| second.cmp(first) as i64)
     });
@@ -121,7 +121,7 @@ fn beyond_chance(values: &[i64]) -> f64 {
 
 /// Cuts what follows the highest trough where that is only a short time: programs that free all
 /// just before they end have grown until then all the same.
-fn leave_clean_up_out(minima: &mut Vec<i64>, width_ns: i64) {
+pub(super) fn leave_clean_up_out(minima: &mut Vec<i64>, width_ns: i64) {
     let highest = minima.iter().enumerate().max_by_key(|(_, value)| **value);
     let Some((highest, _)) = highest else { return };
     let after = minima.len() - 1 - highest;
@@ -146,7 +146,7 @@ fn begin_of(series: &Series, growth: &Growth) -> usize {
 
 /// Whether it still rises in its last third, and the flat piece at its end is no longer than the
 /// flat pieces within.
-fn rises_until_its_end(kept: &[i64]) -> bool {
+pub(super) fn rises_until_its_end(kept: &[i64]) -> bool {
     let rises: Vec<usize> =
         kept.windows(2).enumerate().filter(|(_, pair)| pair[0] < pair[1]).map(|(i, _)| i).collect();
     let Some(&last) = rises.last() else { return false };

@@ -9,19 +9,26 @@ mod clock;
 mod collect;
 mod findings;
 mod growth;
+mod listing;
 mod model;
 mod names;
 mod read;
+mod rise;
 mod shares;
+mod stacks;
+mod suspects;
 #[cfg(test)]
 mod tests;
 mod text;
 mod units;
+mod who;
 mod words;
 
-pub use findings::{Blocks, Finding, Growth, Lost, Nothing, Refusal};
+pub use findings::{Blocks, Confidence, Context, Finding, Growth, Leak, Lost, Nothing, Refusal};
+pub use listing::{StackChoice, StackOrder};
 pub use model::{
     Breakdown, Device, Failure, GROUPS, Group, LevelTotal, LevelUse, Loss, Model, Of, Process,
-    Reading, Run, SCHEMA, Share, Torch, Trend, Warning,
+    Reading, Run, SCHEMA, Share, StackShare, Torch, Trend, Warning,
 };
 pub use units::show_bytes;
+pub use who::who;

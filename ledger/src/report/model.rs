@@ -2,6 +2,8 @@
 //!
 //! Sizes are bytes, times nanoseconds since the epoch; what is not known is `null`, never 0.
 
+use std::collections::BTreeMap;
+
 use serde::{Serialize, Serializer};
 
 use super::findings::Finding;
@@ -35,12 +37,33 @@ pub struct Model {
     pub devices: Vec<Device>,
     /// Processes that were traced, by the device memory they took.
     pub processes: Vec<Process>,
+    /// How many stacks were taken, and how many allocations have none.
+    pub stacks: StackShare,
     /// What was not seen.
     pub losses: Vec<Loss>,
     /// What the agent warned of while it recorded.
     pub warnings: Vec<Warning>,
     /// Files that were left out or read in part.
     pub problems: Vec<String>,
+}
+
+/// How much of what was allocated has a stack.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct StackShare {
+    /// Distinct stacks.
+    pub taken: u64,
+    /// Of these, those that reach their thread's start.
+    pub complete: u64,
+    /// Why the others do not, and how many.
+    pub incomplete: BTreeMap<String, u64>,
+    /// Allocations with a stack.
+    pub allocs_with: u64,
+    /// Of these, those whose stack is complete.
+    pub allocs_complete: u64,
+    /// Allocations without one; tensors of processes without any stack are left out.
+    pub allocs_without: u64,
+    /// Stacks that allocations name but the log does not have.
+    pub missing: u64,
 }
 
 /// One recording.

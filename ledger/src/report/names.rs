@@ -53,6 +53,16 @@ pub(super) fn process(model: &Model, process: &Process) -> String {
     format!("pid {}{host}{rank}{name}", process.pid)
 }
 
+/// `rank 3 (pid 4824)`, by its rank where it has one, else as [`process`] does.
+pub(super) fn ranked(model: &Model, of: &Process) -> String {
+    let Some(rank) = of.rank else { return process(model, of) };
+    let host = match &of.host {
+        Some(host) if model.hosts.len() > 1 => format!(" on {}", printable(host)),
+        _ => String::new(),
+    };
+    format!("rank {rank} (pid {}){host}", of.pid)
+}
+
 /// `GPU 1`, by NVML's number; a MIG instance by its UUID, since it shares its GPU's number.
 pub(super) fn device(device: &Device) -> String {
     match device.nvml_index {

@@ -9,8 +9,8 @@ use super::{
 use crate::{
     log::{Checkpoint, Gap, Log, LogError, Row, Run8},
     rows::{
-        AnnotationRow, BreakdownRow, DeviceRow, DeviceSampleRow, LossRow, OomRow, ProcessRow,
-        ProcessSampleRow, SiteUsageRow,
+        AnnotationRow, BreakdownRow, DeviceRow, DeviceSampleRow, FrameRow, LossRow, OomRow,
+        ProcessRow, ProcessSampleRow, SiteUsageRow, StackRow,
     },
 };
 
@@ -27,27 +27,36 @@ impl Model {
     /// A directory cannot be listed, or none of them holds a log. What is wrong with single files
     /// is in [`Model::problems`].
     pub fn read(dirs: &[PathBuf]) -> Result<Self, LogError> {
-        let log = Log::open(dirs)?;
-        let mut pass = Collector::default();
-        for problem in log.problems() {
-            pass.problems.push(format!("{}: {}", problem.path.display(), problem.message));
-        }
-        for manifest in log.manifests() {
-            pass.manifest(manifest);
-        }
-        // Ends of processes are known before what is judged by them.
-        each(&log, &mut pass, |pass, row: ProcessRow| pass.process(row));
-        each(&log, &mut pass, |pass, row: DeviceRow| pass.device(row));
-        each(&log, &mut pass, |pass, row: AnnotationRow| pass.annotation(row));
-        each(&log, &mut pass, |pass, row: LossRow| pass.loss(&row));
-        each(&log, &mut pass, |pass, row: DeviceSampleRow| pass.device_sample(&row));
-        each(&log, &mut pass, |pass, row: ProcessSampleRow| pass.process_sample(&row));
-        each(&log, &mut pass, |pass, row: SiteUsageRow| pass.site_usage(&row));
-        each(&log, &mut pass, |pass, row: BreakdownRow| pass.breakdown(row));
-        each(&log, &mut pass, |pass, row: OomRow| pass.oom(row));
-        events(&log, &mut pass);
+        let pass = read(dirs)?;
         Ok(pass.finish(dirs.iter().map(|dir| dir.display().to_string()).collect()))
     }
+}
+
+/// The pass over the logs in `dirs`.
+pub(super) fn read(dirs: &[PathBuf]) -> Result<Collector, LogError> {
+    let log = Log::open(dirs)?;
+    let mut pass = Collector::default();
+    for problem in log.problems() {
+        pass.problems.push(format!("{}: {}", problem.path.display(), problem.message));
+    }
+    for manifest in log.manifests() {
+        pass.manifest(manifest);
+    }
+    // What stacks mean is known before rows that name them.
+    each(&log, &mut pass, |pass, row: FrameRow| pass.stacks.frame(row));
+    each(&log, &mut pass, |pass, row: StackRow| pass.stacks.stack(row));
+    // Ends of processes are known before what is judged by them.
+    each(&log, &mut pass, |pass, row: ProcessRow| pass.process(row));
+    each(&log, &mut pass, |pass, row: DeviceRow| pass.device(row));
+    each(&log, &mut pass, |pass, row: AnnotationRow| pass.annotation(row));
+    each(&log, &mut pass, |pass, row: LossRow| pass.loss(&row));
+    each(&log, &mut pass, |pass, row: DeviceSampleRow| pass.device_sample(&row));
+    each(&log, &mut pass, |pass, row: ProcessSampleRow| pass.process_sample(&row));
+    each(&log, &mut pass, |pass, row: SiteUsageRow| pass.site_usage(&row));
+    each(&log, &mut pass, |pass, row: BreakdownRow| pass.breakdown(row));
+    each(&log, &mut pass, |pass, row: OomRow| pass.oom(row));
+    events(&log, &mut pass);
+    Ok(pass)
 }
 
 /// Hands every row of a table to `take`; what cannot be read becomes a problem.

@@ -84,11 +84,6 @@ fn places<'a>(
     account: Option<&'a state::Process>,
 ) -> BTreeMap<Place, Here<'a>> {
     let devices = account.map(state::Process::devices).unwrap_or_default();
-    for device in devices {
-        if let (Some(ordinal), Some(uuid)) = (device.cuda_ordinal, &device.gpu_uuid) {
-            facts.ordinals.entry(ordinal).or_insert_with(|| uuid.clone());
-        }
-    }
     let resolve = |place: Place| match place {
         Place::Ordinal(ordinal) => {
             facts.ordinals.get(&ordinal).map_or(place, |uuid| Place::Gpu(uuid.clone()))

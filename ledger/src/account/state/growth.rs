@@ -48,8 +48,8 @@ pub fn growth(series: &Series) -> Option<Growth> {
     })
 }
 
-/// Median slope a step, and the share of pairs that rise.
-fn theil_sen(values: &[i64]) -> (f64, f64) {
+/// Median slope a step, and the share of pairs that rise. `values` must hold at least two.
+pub(crate) fn theil_sen(values: &[i64]) -> (f64, f64) {
     let mut slopes: Vec<f64> = values
         .iter()
         .enumerate()

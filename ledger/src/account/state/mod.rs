@@ -11,6 +11,7 @@ mod usage;
 
 use std::collections::HashMap;
 
+pub(crate) use growth::theil_sen;
 pub use growth::{Growth, growth};
 pub use process::{ApiUsage, Device, Group, LiveAllocation, Process};
 pub use series::{Bucket, Series};

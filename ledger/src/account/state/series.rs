@@ -1,6 +1,6 @@
 //! A bounded time series of a value that changes in steps: lowest and highest value a bucket.
 
-/// Buckets that are kept; at one more, neighbours are merged and buckets become twice as wide.
+/// Buckets that are kept unless asked otherwise; at one more, neighbours are merged and buckets become twice as wide.
 const MAX_BUCKETS: usize = 512;
 
 /// Width of the first buckets, nanoseconds.
@@ -21,21 +21,34 @@ pub struct Series {
     origin_ns: Option<i64>,
     width_ns: i64,
     buckets: Vec<Bucket>,
+    max_buckets: usize,
     last: i64,
 }
 
 impl Default for Series {
     fn default() -> Self {
-        Self { origin_ns: None, width_ns: FIRST_WIDTH_NS, buckets: Vec::new(), last: 0 }
+        Self::bounded(MAX_BUCKETS)
     }
 }
 
 impl Series {
+    /// A series of at most `max_buckets` buckets, at least two: fewer where there are many series.
+    pub fn bounded(max_buckets: usize) -> Self {
+        let max_buckets = max_buckets.max(2);
+        Self {
+            origin_ns: None,
+            width_ns: FIRST_WIDTH_NS,
+            buckets: Vec::new(),
+            max_buckets,
+            last: 0,
+        }
+    }
+
     /// The value became `value` at `ts_ns`. A time before the last one counts for the last bucket.
     pub fn push(&mut self, ts_ns: i64, value: i64) {
         let origin_ns = *self.origin_ns.get_or_insert(ts_ns);
         let since_ns = ts_ns.saturating_sub(origin_ns).max(0);
-        while since_ns / self.width_ns >= MAX_BUCKETS as i64 {
+        while since_ns / self.width_ns >= self.max_buckets as i64 {
             self.merge();
         }
         let index = (since_ns / self.width_ns) as usize;

@@ -1,12 +1,21 @@
 //! One pass over the tables: keeps, per process and device, what a report needs, and no rows.
 
+mod contexts;
 mod facts;
+mod sites;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-pub(super) use self::facts::{
-    DeviceFacts, Figure, LossFacts, Place, PlaceFacts, ProcessFacts, RefusalFacts, RefusalKey, Span,
+use self::sites::{Told, Total, When};
+pub(super) use self::{
+    contexts::{ContextFacts, Contexts},
+    facts::{
+        DeviceFacts, Figure, LossFacts, Place, PlaceFacts, ProcessFacts, RefusalFacts, RefusalKey,
+        Span,
+    },
+    sites::{Holder, PASS, SiteBook, SiteCourse, SiteId},
 };
+use super::stacks::Stacks;
 use crate::{
     account::state::{Device, State},
     call::Level,
@@ -35,6 +44,13 @@ pub(super) struct Collector {
     pub(super) problems: Vec<String>,
     pub(super) events: u64,
     pub(super) span: Span,
+    pub(super) stacks: Stacks,
+    pub(super) sites: SiteBook,
+    pub(super) contexts: Contexts,
+    /// When the oldest block of a stack was allocated that the end of its process freed.
+    pub(super) oldest: HashMap<(Holder, i64), i64>,
+    /// Processes whose tensors are told by site: single tensor events say the same again.
+    by_site: HashSet<i64>,
 }
 
 impl Collector {
@@ -111,13 +127,37 @@ impl Collector {
     }
 
     pub(super) fn site_usage(&mut self, row: &SiteUsageRow) {
-        if row.stack_id != 0 || row.level != Level::Tensor.as_str() {
+        if row.level != Level::Tensor.as_str() {
             return;
         }
+        let when = When { ns: row.ts_ns, pass: row.backward_pass };
+        self.sites.pass(row.proc_id, when);
+        if row.stack_id != 0 {
+            return self.site(row, when);
+        }
+        let (uuid, ordinal) = (row.gpu_uuid.as_deref(), row.cuda_ordinal);
+        let holder = self.sites.holder(row.proc_id, Level::Tensor, uuid, ordinal);
+        let total = Total { bytes: row.live_bytes, allocs: Some(row.allocs) };
+        self.sites.totals.insert(holder, total);
         let facts = self.facts(row.proc_id, row.ts_ns);
         let place = facts.place(row.gpu_uuid.as_deref(), row.cuda_ordinal);
         place.allocated.see(row.ts_ns, row.live_bytes);
         place.tensors.see(row.ts_ns, row.live_bytes);
+    }
+
+    fn site(&mut self, row: &SiteUsageRow, when: When) {
+        self.span.see(row.ts_ns);
+        self.by_site.insert(row.proc_id);
+        let (uuid, ordinal) = (row.gpu_uuid.as_deref(), row.cuda_ordinal);
+        self.facts(row.proc_id, row.ts_ns).place(uuid, ordinal);
+        let holder = self.sites.holder(row.proc_id, Level::Tensor, uuid, ordinal);
+        let told = Told {
+            bytes: row.live_bytes,
+            count: row.live_count,
+            allocated_bytes: row.allocated_bytes,
+            allocs: row.allocs,
+        };
+        self.sites.set(&self.stacks, (holder, row.stack_id), when, told);
     }
 
     /// Keeps the rows of the last moment before the end of the process, which must be known.
@@ -203,8 +243,14 @@ impl Collector {
         if row.implicit {
             self.tear_down(index, row);
         }
-        if row.op == "fail" {
-            self.failure(row);
+        match row.op.as_ref() {
+            "fail" => self.failure(row),
+            "ctx" => {
+                let (uuid, ordinal) = (row.gpu_uuid.as_deref(), row.cuda_ordinal);
+                self.facts(row.proc_id, row.ts_ns).place(uuid, ordinal);
+                contexts::see(&mut self.contexts, row);
+            }
+            _ => self.site_event(index, row),
         }
         if let Some(level) = course_level(&row.level)
             && row.delta_bytes != 0
@@ -218,6 +264,41 @@ impl Collector {
             course.see(row.ts_ns, course.bytes.saturating_add(row.delta_bytes));
         }
         self.states[index].1.apply(row);
+    }
+
+    /// Changes what a stack holds. The end of a process frees all, which says nothing of leaks.
+    fn site_event(&mut self, index: usize, row: &EventRow) {
+        let Some(level) = Level::parse(&row.level) else { return };
+        let when = When { ns: row.ts_ns, pass: row.backward_pass };
+        self.sites.pass(row.proc_id, when);
+        if matches!(level, Level::Virtual | Level::Imported) || row.delta_bytes == 0 {
+            return;
+        }
+        if level == Level::Tensor && self.by_site.contains(&row.proc_id) {
+            return;
+        }
+        let is_alloc = row.op == "alloc";
+        let (uuid, ordinal) = (row.gpu_uuid.as_deref(), row.cuda_ordinal);
+        let key = (self.sites.holder(row.proc_id, level, uuid, ordinal), row.stack_id);
+        let of_end = row.implicit && matches!(row.api.as_ref(), "exit" | "exec");
+        if !of_end {
+            let total = self.sites.totals.entry(key.0).or_default();
+            total.bytes = total.bytes.saturating_add(row.delta_bytes);
+        }
+        if row.stack_id == 0 {
+            self.sites.without_stack += u64::from(is_alloc && level != Level::Tensor);
+            return;
+        }
+        if of_end {
+            let process = self.states[index].1.process(row.proc_id);
+            if let Some(live) = process.and_then(|process| process.allocation(row.alloc_id)) {
+                let oldest = self.oldest.entry(key).or_insert(live.ts_ns);
+                *oldest = live.ts_ns.min(*oldest);
+            }
+            return;
+        }
+        let count = i64::from(is_alloc) - i64::from(row.op == "free");
+        self.sites.change(&self.stacks, key, when, (row.delta_bytes, count));
     }
 
     fn failure(&mut self, row: &EventRow) {

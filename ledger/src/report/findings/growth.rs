@@ -4,16 +4,21 @@ use std::cmp::Reverse;
 
 use serde::Serialize;
 
+use super::leak::{self, Leak};
 use crate::{
     call::Level,
     report::{
         clock::Clock,
         model::{Group, Model, Of, Process, Share, Trend},
         names,
+        suspects::BySite,
         units::{counted, show_bytes, show_rate},
         words,
     },
 };
+
+/// Why no line of code is named.
+const NO_STACKS: &str = " No stacks were recorded, so where it was allocated is not known.";
 
 /// A process grows.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -34,6 +39,8 @@ pub struct Growth {
     pub outside_torch: bool,
     /// Blocks that the program never freed, where the account knows them.
     pub blocks: Option<Blocks>,
+    /// The log has stacks; what grows is spread over places, or has none.
+    pub stacks_recorded: bool,
     /// Calls of the process are missing, so it may have grown less.
     pub account_has_losses: bool,
     /// In words.
@@ -61,19 +68,30 @@ impl Growth {
         if self.trend.of == Of::TorchReserved { "CACHE" } else { "LEAK?" }
     }
 
-    /// Everything that grows, fastest first.
-    pub(super) fn check(model: &Model) -> Vec<Self> {
+    /// Everything that grows and that no leak tells of by its site, fastest first.
+    pub(super) fn check(model: &Model, leaks: &[Leak], by_site: &[BySite]) -> Vec<Self> {
         let mut growths: Vec<Self> = Vec::new();
         for process in &model.processes {
             for share in &process.shares {
-                let found = growing(share);
-                growths
-                    .extend(found.into_iter().map(|trend| finding(model, process, share, trend)));
+                let found = growing(share).into_iter().filter(|trend| {
+                    let covers = leaks.iter().filter(|leak| leak.covers(process, share, trend.of));
+                    let told: f64 = covers.map(|leak| leak.bytes_per_second).sum();
+                    told < trend.bytes_per_second / 2.0
+                        && !by_site.iter().any(|all| tells(all, process, share, trend.of))
+                });
+                growths.extend(found.map(|trend| finding(model, process, share, trend)));
             }
         }
         growths.sort_by_key(|growth| Reverse(growth.trend.bytes_per_second as i64));
         growths
     }
+}
+
+/// Whether each place that makes up a trend was judged by itself.
+fn tells(all: &BySite, process: &Process, share: &Share, of: Of) -> bool {
+    let level = if of == Of::Tensors { Some(Level::Tensor) } else { level_of(of) };
+    let here = of == Of::Host || leak::share_is_at(share, &all.place);
+    all.proc_id == process.proc_id && Some(all.level) == level && here
 }
 
 /// The trends that are findings. Where `PyTorch` is used its tensors tell of the program; device
@@ -105,6 +123,7 @@ fn finding(model: &Model, process: &Process, share: &Share, trend: Trend) -> Gro
         gpu_uuid: share.gpu_uuid.clone(),
         nvml_index: share.nvml_index,
         outside_torch: trend.of == Of::Device && share.torch.is_some(),
+        stacks_recorded: model.stacks.taken > 0,
         blocks: level_of(trend.of).and_then(|level| blocks(share, level, &trend)),
         account_has_losses: model.losses.iter().any(|loss| {
             loss.affects_account && loss.proc_id.is_none_or(|of| of == process.proc_id)
@@ -202,7 +221,8 @@ fn sentence(model: &Model, process: &Process, share: &Share, growth: &Growth) ->
     let place = if trend.of == Of::Host { String::new() } else { format!(" on {gpu}") };
     let doubt =
         if growth.account_has_losses { " Calls are missing, so it may be less." } else { "" };
-    format!("{who} {grows} by {rate}{kind}{place}{outside}{until}: {what}.{doubt}")
+    let no_stacks = if growth.stacks_recorded { "" } else { NO_STACKS };
+    format!("{who} {grows} by {rate}{kind}{place}{outside}{until}: {what}.{no_stacks}{doubt}")
 }
 
 /// `412.0 MiB in 103 blocks of 4.0 MiB from cuMemAlloc_v2`.

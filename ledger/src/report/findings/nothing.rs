@@ -72,12 +72,26 @@ impl Nothing {
         } else {
             format!("{growth}{refused}.")
         };
+        let claim = format!("{claim}{}", without_detail(model));
         let late = model.processes.iter().filter(|process| process.late).count() as u64;
         if late == 0 {
             return claim;
         }
         let who = counted(late, "process", "processes");
         format!("{claim} What {who} held before the recording began is one sum, not told apart.")
+    }
+}
+
+/// Processes whose tensors were not recorded: what grows inside PyTorch's cache is not seen there.
+fn without_detail(model: &Model) -> String {
+    let off = model.processes.iter().filter(|process| process.detail == "off");
+    match off.filter(|process| uses_memory(process)).count() as u64 {
+        0 => String::new(),
+        off => format!(
+            " PyTorch's tensors of {} were not recorded (--detail off): what grows inside its \
+             cache would not show.",
+            counted(off, "process", "processes")
+        ),
     }
 }
 

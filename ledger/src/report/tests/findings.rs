@@ -33,7 +33,8 @@ fn a_leak_names_process_function_size_rate_and_since_when() {
         sentences(&scene.model()),
         [
             "LEAK? pid 4824 rank 2 (leak_job.py) grows by 16.0 MiB/s on GPU 1: it holds 480.0 MiB in \
-          120 blocks of 4.0 MiB from cuMemAlloc_v2 that it never freed, the first at 14:03:20."
+          120 blocks of 4.0 MiB from cuMemAlloc_v2 that it never freed, the first at 14:03:20. \
+          No stacks were recorded, so where it was allocated is not known."
         ]
     );
 }

@@ -20,6 +20,8 @@ fn writer(dir: &Path, scene: &Scene) -> Writer {
         command: manifest.command,
     };
     let mut writer = Writer::create(dir, &info, Options::default()).unwrap();
+    scene.frames.iter().for_each(|row| writer.push(row));
+    scene.stacks.iter().for_each(|row| writer.push(row));
     scene.processes.iter().for_each(|row| writer.push(row));
     scene.devices.iter().for_each(|row| writer.push(row));
     scene.annotations.iter().for_each(|row| writer.push(row));

@@ -1,7 +1,11 @@
 //! Reports of made-up hosts.
 
+mod contexts;
 mod findings;
 mod from_log;
 mod golden;
+mod jobs;
+mod leaks;
+mod lists;
 mod scene;
 mod schema;

@@ -6,8 +6,8 @@ use crate::{
     log::{Manifest, Run8},
     report::{Model, collect::Collector},
     rows::{
-        AnnotationRow, BreakdownRow, DeviceRow, DeviceSampleRow, EventRow, LossRow, OomRow,
-        ProcessRow, ProcessSampleRow, SiteUsageRow,
+        AnnotationRow, BreakdownRow, DeviceRow, DeviceSampleRow, EventRow, FrameRow, LossRow,
+        OomRow, ProcessRow, ProcessSampleRow, SiteUsageRow, StackRow,
     },
 };
 
@@ -34,6 +34,8 @@ pub(super) struct Scene {
     pub(super) breakdown: Vec<BreakdownRow>,
     pub(super) ooms: Vec<OomRow>,
     pub(super) events: Vec<EventRow>,
+    pub(super) stacks: Vec<StackRow>,
+    pub(super) frames: Vec<FrameRow>,
     pub(super) ended: bool,
     allocations: i64,
 }
@@ -68,6 +70,8 @@ impl Scene {
             breakdown: Vec::new(),
             ooms: Vec::new(),
             events: Vec::new(),
+            stacks: Vec::new(),
+            frames: Vec::new(),
             ended: true,
             allocations: 0,
         }
@@ -247,6 +251,59 @@ impl Scene {
         });
     }
 
+    /// A stack from frames, leaf first: `file:line function` for Python, a bare name for native
+    /// ones. The first Python frame is its site, else the last frame.
+    pub(super) fn stack(&mut self, frames: &[&str]) -> i64 {
+        let ids: Vec<i64> = frames.iter().map(|text| self.frame(text)).collect();
+        let site = frames.iter().find(|text| text.contains(".py:")).or(frames.last()).unwrap();
+        let stack_id = ids.iter().fold(7, |hash: i64, id| hash.wrapping_mul(31).wrapping_add(*id));
+        let folded: Vec<&str> = frames.iter().rev().copied().collect();
+        if !self.stacks.iter().any(|row| row.stack_id == stack_id) {
+            self.stacks.push(StackRow {
+                stack_id,
+                site: (*site).to_owned(),
+                folded: folded.join(";"),
+                frame_ids: ids,
+                complete: true,
+                incomplete_reason: None,
+                first_seen_ns: START,
+            });
+        }
+        stack_id
+    }
+
+    fn frame(&mut self, text: &str) -> i64 {
+        let frame_id = 1 + text
+            .bytes()
+            .fold(5, |hash: i64, byte| hash.wrapping_mul(131).wrapping_add(byte.into()));
+        let python = text.split_once(".py:").and_then(|(file, rest)| {
+            let (line, function) = rest.split_once(' ')?;
+            Some((format!("/home/u/{file}.py"), line.parse().ok()?, function.to_owned()))
+        });
+        let row = match python {
+            Some((file, line, function)) => FrameRow {
+                frame_id,
+                function,
+                file: Some(file),
+                line: Some(line),
+                kind: "python".to_owned(),
+                ..FrameRow::default()
+            },
+            None => FrameRow {
+                frame_id,
+                function: text.to_owned(),
+                module: Some("/opt/x/libx.so".to_owned()),
+                offset: Some(0x1234),
+                kind: "native".to_owned(),
+                ..FrameRow::default()
+            },
+        };
+        if !self.frames.iter().any(|known| known.frame_id == frame_id) {
+            self.frames.push(row);
+        }
+        frame_id
+    }
+
     pub(super) fn loss(&mut self, pid: Option<i32>, reason: &str, count: i64) {
         self.losses.push(LossRow {
             ts_ns: at(2.0),
@@ -295,11 +352,32 @@ impl Scene {
         events
     }
 
+    /// A call about a context; the process's number for the device is 1 more than for [`Self::row`].
+    pub(super) fn context(
+        &mut self,
+        pid: i32,
+        gpu: i32,
+        seconds: f64,
+        api: &'static str,
+        stack_id: i64,
+    ) {
+        let row = self.row(pid, gpu, seconds, "ctx");
+        (row.api, row.addr, row.stack_id) = (api.into(), 0xc0 + i64::from(gpu), stack_id);
+        row.cuda_ordinal = Some(1);
+    }
+
     /// The report.
     pub(super) fn model(&self) -> Model {
+        self.pass().finish(vec!["vramscope-node7".to_owned()])
+    }
+
+    /// The pass over all rows.
+    pub(super) fn pass(&self) -> Collector {
         let run = Run8::of("0123456789abcdef").unwrap();
         let mut pass = Collector::default();
         pass.manifest(&self.manifest());
+        self.frames.iter().cloned().for_each(|row| pass.stacks.frame(row));
+        self.stacks.iter().cloned().for_each(|row| pass.stacks.stack(row));
         self.processes.iter().cloned().for_each(|row| pass.process(row));
         self.devices.iter().cloned().for_each(|row| pass.device(row));
         self.annotations.iter().cloned().for_each(|row| pass.annotation(row));
@@ -310,6 +388,6 @@ impl Scene {
         self.breakdown.iter().cloned().for_each(|row| pass.breakdown(row));
         self.ooms.iter().cloned().for_each(|row| pass.oom(row));
         self.sorted_events().iter().for_each(|row| pass.event(run, row));
-        pass.finish(vec!["vramscope-node7".to_owned()])
+        pass
     }
 }

@@ -4,7 +4,8 @@ use serde_json::Value;
 
 use super::{
     golden::{busy, troubled},
-    scene::{GIB, Scene},
+    jobs::Job,
+    scene::{GIB, MIB, Scene},
 };
 
 fn schema() -> Value {
@@ -61,7 +62,10 @@ fn wrong(root: &Value, schema: &Value, value: &Value, path: &str) -> Option<Stri
             let missing = missing.map(|name| format!("{path}: {name} is missing"));
             missing.or_else(|| {
                 fields.iter().find_map(|(name, field)| match schema["properties"].get(name) {
-                    None => Some(format!("{path}.{name} is not described")),
+                    None => match schema.get("additionalProperties") {
+                        Some(of) => wrong(root, of, field, &format!("{path}.{name}")),
+                        None => Some(format!("{path}.{name} is not described")),
+                    },
                     Some(of) => wrong(root, of, field, &format!("{path}.{name}")),
                 })
             })
@@ -84,6 +88,10 @@ fn reports_are_what_the_schema_says() {
     quiet.process(7, "./app");
     quiet.alloc(7, 0, 0.1, GIB);
     check(&quiet);
+    let leak = Job::training(90, 1).tensors("loop.py:33 train", |t| (3 * t, MIB));
+    let mut leak = leak.scene();
+    leak.stacks[0].complete = false;
+    check(&leak);
 }
 
 #[test]

@@ -9,9 +9,9 @@ use self::page::{Page, Style};
 use super::{
     clock::Clock,
     findings::Finding,
-    model::{Device, Model, Process, Reading, Share},
+    model::{Device, Model, Process, Reading, Share, StackShare},
     names,
-    units::{counted, show_bytes, show_duration},
+    units::{counted, show_bytes, show_count, show_duration},
 };
 
 /// Findings of one kind that are printed.
@@ -62,8 +62,8 @@ fn findings(page: &mut Page, model: &Model) {
 
 fn style_of(finding: &Finding) -> Style {
     match finding {
-        Finding::Growth(_) => Style::Yellow,
-        Finding::OutOfMemory(_) | Finding::Lost(_) => Style::Red,
+        Finding::Leak(_) | Finding::OutOfMemory(_) | Finding::Lost(_) => Style::Red,
+        Finding::Growth(_) | Finding::Context(_) => Style::Yellow,
         Finding::Nothing(_) if finding.tag() == "OK" => Style::Green,
         Finding::Nothing(_) => Style::Bold,
     }
@@ -87,7 +87,30 @@ fn header(page: &mut Page, model: &Model) {
     let processes = counted(model.processes.len() as u64, "process", "processes");
     let events = counted(model.events, "event", "events");
     page.tagged(&hosts, Style::Bold, &format!("{span}{processes}, {events}"));
+    if model.stacks.taken > 0 {
+        page.tagged("stacks", Style::Bold, &stacks(&model.stacks));
+    }
     page.gap();
+}
+
+/// `46 taken, 44 of them complete; of 12,204 allocations 98.2 % have a complete one`.
+fn stacks(share: &StackShare) -> String {
+    let (taken, complete) = (show_count(share.taken), show_count(share.complete));
+    let mut text = format!("{taken} taken, {complete} of them complete");
+    let allocs = share.allocs_with.saturating_add(share.allocs_without);
+    if allocs > 0 {
+        let percent = share.allocs_complete as f64 / allocs as f64 * 100.0;
+        let of = counted(allocs, "allocation", "allocations");
+        text.extend([format!("; of {of} {percent:.1} % have a complete one")]);
+    }
+    for (count, what) in
+        [(share.allocs_without, " without any"), (share.missing, " named but not in the log")]
+    {
+        if count > 0 {
+            text.extend([format!(", {}{what}", show_count(count))]);
+        }
+    }
+    text
 }
 
 /// `1.2 GiB at 14:03:22`.

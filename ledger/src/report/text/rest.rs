@@ -155,6 +155,16 @@ pub(super) fn next(page: &mut Page, model: &Model) {
         Finding::Growth(growth) if growth.blocks.is_some() => Some(growth),
         _ => None,
     });
+    let leak = model.findings.iter().find_map(|finding| match finding {
+        Finding::Leak(leak) => leak.site.as_deref(),
+        _ => None,
+    });
+    if let Some(site) = leak {
+        page.line(2, Style::Plain, "What is alive of that place, and who refers to it:");
+        page.command(4, &format!("vramscope report {logs} --who {}", quoted(site)));
+        page.line(2, Style::Plain, "Whole stacks, by what they hold:");
+        page.command(4, &format!("vramscope stacks {logs}"));
+    }
     if let (Some(growth), [log]) = (growth, model.logs.as_slice()) {
         page.line(2, Style::Plain, "The allocations themselves, with DuckDB:");
         page.command(4, "duckdb -c \"select ts, tid, api, size_bytes");
