@@ -22,11 +22,14 @@ pub mod symbols;
 pub mod unwind;
 
 // The programs that the tests compile hold instructions of this architecture.
-#[cfg(all(test, target_arch = "x86_64"))]
+#[cfg(test)]
+#[cfg(target_arch = "x86_64")]
 mod hostile_tests;
-#[cfg(all(test, target_arch = "x86_64"))]
+#[cfg(test)]
+#[cfg(target_arch = "x86_64")]
 mod program_tests;
-#[cfg(all(test, target_arch = "x86_64"))]
+#[cfg(test)]
+#[cfg(target_arch = "x86_64")]
 mod testing;
 
 pub use self::{
