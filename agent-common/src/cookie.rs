@@ -3,6 +3,7 @@
 //! The grammar, not code, decides what is copied: adding a function needs no new eBPF object.
 
 /// Row of the probe table and what to copy at entry and return.
+#[allow(clippy::struct_excessive_bools, reason = "each is a bit of its own")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cookie {
     /// Row of the probe table, below [`MAX_ROWS`].

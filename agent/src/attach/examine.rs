@@ -100,7 +100,9 @@ impl Attacher {
             Found::Interpreter(found) => Some(found),
             Found::None => None,
             Found::Unsupported(reason) => {
-                if self.examined.told.insert(tgid) {
+                // Of a process that ended meanwhile nothing can be read.
+                let alive = self.host.mappings(tgid).is_some_and(|found| !found.is_empty());
+                if alive && self.examined.told.insert(tgid) {
                     self.tell(Notice::NoPython { tgid, reason });
                 }
                 None

@@ -157,8 +157,8 @@ impl Session {
         let attaching = Attaching { kernel, looks: looks.clone(), commands: commands.clone() };
         let mut helpers = start_attaching(attaching, options, &messages, command_box, &stop)?;
         let (new_stacks, stack_box) = mpsc::channel();
-        let (rule, names) = (site::Rule::new(&options.user_code), rows.clone());
-        let namer = spawn("namer", move || namer::run(rule, &stack_box, &names))?;
+        let (rule, to_log) = (site::Rule::new(&options.user_code), rows.clone());
+        let namer = spawn("namer", move || namer::run(rule, &stack_box, &to_log))?;
         let (home, attach, out) = (host.clone(), commands.clone(), messages.clone());
         let resolver = spawn("resolver", move || {
             // Made here: its symbolizer stays on one thread.

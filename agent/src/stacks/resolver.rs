@@ -196,12 +196,11 @@ impl Resolver {
     /// Reads the process's mappings, and tells the kernel half where it has code.
     fn read_space(&mut self, tgid: u32) {
         let process = self.processes.entry(tgid).or_default();
-        let changed = match &mut process.space {
-            Some(space) => space.refresh(&self.host, tgid, &mut self.modules),
-            None => {
-                process.space = AddressSpace::read(&self.host, tgid, &mut self.modules);
-                process.space.is_some()
-            }
+        let changed = if let Some(space) = &mut process.space {
+            space.refresh(&self.host, tgid, &mut self.modules)
+        } else {
+            process.space = AddressSpace::read(&self.host, tgid, &mut self.modules);
+            process.space.is_some()
         };
         if changed && let Some(space) = &process.space {
             let pages = space.executable_pages();
@@ -271,9 +270,9 @@ impl Resolver {
         }
         let mut frames: Vec<Frame> = order
             .into_iter()
-            .map(|merged| match merged {
-                Merged::Native(at) => natives.frames[at].clone(),
-                Merged::Python(at) => self.python_frame(raw.tgid, &python[at]),
+            .filter_map(|merged| match merged {
+                Merged::Native(at) => natives.frames.get(at).cloned(),
+                Merged::Python(at) => self.python_frame(raw.tgid, python.get(at)?),
             })
             .collect();
         if raw.flags & FLAG_BACKWARD != 0 {
@@ -386,16 +385,18 @@ impl Resolver {
             || process.is_some_and(|process| process.codes.contains_key(&frame.definition))
     }
 
-    fn python_frame(&self, tgid: u32, raw: &RawPythonFrame) -> Frame {
+    /// A Python frame with its names; `None` for one that the interpreter hides. (The clean-up after
+    /// an inlined `__init__`, since 3.12, runs a code object whose name and file are one.)
+    fn python_frame(&self, tgid: u32, raw: &RawPythonFrame) -> Option<Frame> {
         let codes = self.processes.get(&tgid).map(|process| &process.codes);
-        match codes.and_then(|codes| codes.get(&raw.definition)) {
-            Some(code) => Frame::Python {
-                function: Arc::clone(&code.function),
-                file: Arc::clone(&code.file),
-                line: code.code.line_of(raw),
-            },
-            None => Frame::Python { function: "?".into(), file: "?".into(), line: None },
-        }
+        let Some(code) = codes.and_then(|codes| codes.get(&raw.definition)) else {
+            return Some(Frame::Python { function: "?".into(), file: "?".into(), line: None });
+        };
+        (code.function != code.file).then(|| Frame::Python {
+            function: Arc::clone(&code.function),
+            file: Arc::clone(&code.file),
+            line: code.code.line_of(raw),
+        })
     }
 
     /// The frames that called the backward pass.

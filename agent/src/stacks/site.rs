@@ -120,7 +120,7 @@ fn is_standard_library(path: &str) -> bool {
         let rest =
             path[at + found.len()..].trim_start_matches(|c: char| c == '.' || c.is_ascii_digit());
         let in_library = before.ends_with("/lib") || before.ends_with("/lib64");
-        in_library && (rest.starts_with('/') || rest.starts_with(".zip"))
+        in_library && (rest.starts_with('/') || rest.starts_with("zip/"))
     })
 }
 

@@ -125,6 +125,7 @@ impl Desk<'_> {
             tid: call.tid as i32,
             api: Cow::Borrowed(call.api),
             result: call.result,
+            stack_id: call.stack_id,
             ..self.blank(op, level, ordinal)
         }
     }

@@ -59,6 +59,27 @@ const LOSSES: &[(&str, Meaning)] = &[
             takes: Takes::TensorTotals,
         },
     ),
+    ("stack_ring_full", readings("stacks not taken: their kernel buffer was full")),
+    ("thread_table_full", readings("stacks not taken: the kernel's table of threads was full")),
+    ("stack_mismatch", readings("stacks that were another than their key had stood for")),
+    (
+        "block_table_full",
+        Meaning {
+            text: "PyTorch blocks not counted at their site: the kernel's table of them was full",
+            takes: Takes::TensorTotals,
+        },
+    ),
+    (
+        "site_table_full",
+        Meaning {
+            text: "PyTorch blocks not counted at their site: the kernel's table of sites was full",
+            takes: Takes::TensorTotals,
+        },
+    ),
+    (
+        "tensor_free_missed",
+        Meaning { text: "frees of PyTorch blocks that went by unseen", takes: Takes::TensorTotals },
+    ),
     ("undecodable", account("records not understood: agent and kernel half disagree")),
     ("reading_dropped", readings("NVML readings dropped: the account was too far behind")),
     ("library_not_probed", account("libraries not probed: calls through them were not seen")),
