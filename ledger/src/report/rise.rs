@@ -21,6 +21,13 @@ const LATE: (usize, usize) = (2, 5);
 /// third is filling.
 const FILLING: i64 = 5;
 
+/// Parts whose lowest values are compared.
+const PARTS: usize = 10;
+/// Student's t from which on their differences are no chance. Of 2,000 random walks of 240 s, 21
+/// pass all checks with it, of 2,000 leaks of a block at random seconds of 200 s, 51 do not; with
+/// 5.0 it is 5 and 364.
+const MIN_T: f64 = 4.0;
+
 /// A floor that rises.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Rise {
@@ -77,6 +84,7 @@ pub(super) fn judge(series: &Series, end: End, material: i64) -> Verdict {
         || growth::beyond_chance(&floors[begin..]) < growth::MIN_BEYOND_CHANCE
         || !growth::rises_until_its_end(rise)
         || slows_down(rise)
+        || !drifts(&floors[begin..])
         || is_phases(&floors[begin..])
         || comes_back(series.buckets(), begin, kept.len(), to);
     if steady {
@@ -143,6 +151,19 @@ fn before_warm_up(kept: &[i64], warm_up: usize, begin: usize, slope: f64) -> usi
 fn slows_down(rise: &[i64]) -> bool {
     let (third, last) = (rise.len() / 3, rise.len() - 1);
     (rise[last] - rise[last - third]).saturating_mul(FILLING) < rise[third] - rise[0]
+}
+
+/// Whether the lowest values of successive parts go up by more than they scatter: Student's t of
+/// their differences. What wanders by chance, such as the length of a queue, rises for long too.
+fn drifts(floors: &[i64]) -> bool {
+    let part = floors.len().div_ceil(PARTS);
+    let lows: Vec<f64> =
+        floors.chunks(part).filter_map(|part| part.iter().min()).map(|low| *low as f64).collect();
+    let steps: Vec<f64> = lows.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    let n = steps.len() as f64;
+    let mean = steps.iter().sum::<f64>() / n;
+    let variance = steps.iter().map(|step| (step - mean).powi(2)).sum::<f64>() / (n - 1.0);
+    mean * n.sqrt() >= MIN_T * variance.sqrt()
 }
 
 /// Whether up to three plateaus describe the floors better than a line does, each model charged
@@ -228,6 +249,24 @@ mod tests {
         for seconds in 65..200 {
             assert!(!rises(seconds, |t| (t % 40 - 15).max(0) * MIB), "{seconds} s");
         }
+    }
+
+    #[test]
+    fn what_wanders_is_seldom_taken_for_a_leak() {
+        let mut found = 0;
+        for seed in 0..500_i64 {
+            let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15_u64 as i64);
+            let mut length = 20_i64;
+            let walk: Vec<i64> = (0..240)
+                .map(|_| {
+                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(99);
+                    length = (length + (state >> 40).rem_euclid(3) - 1).max(0);
+                    length * 8 * MIB
+                })
+                .collect();
+            found += u32::from(matches!(judged(&walk, false), Verdict::Rises(_)));
+        }
+        assert!(found <= 10, "{found} of 500");
     }
 
     #[test]

@@ -17,6 +17,9 @@ const ENOUGH_PASSES: i64 = 24;
 /// Growth of one place below this, and below a thousandth of the device, is not worth a finding.
 const MATERIAL_BYTES: i64 = 4 << 20;
 
+/// Growth must be more than this many times what a place allocates in a step.
+const BEAT: i64 = 2;
+
 /// A place that rises.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Suspect {
@@ -102,6 +105,9 @@ impl Collector {
             let told = told.entry(*holder).or_default();
             *told = told.saturating_add(course.bytes);
             let Judged::Rises(found) = judged else { continue };
+            if self.is_sampled(*holder) && is_beat(course, &found) {
+                continue;
+            }
             let others = own().filter(|(of, id, _)| of == holder && id != site);
             let fell = others.map(|(.., other)| fall(&other.time.bytes, &found)).sum::<i64>();
             // What others gave up meanwhile moved; it did not grow.
@@ -125,6 +131,11 @@ impl Collector {
             Place::Gpu(uuid) => self.devices.get(uuid).and_then(|device| device.total_bytes),
             _ => None,
         }
+    }
+
+    /// The courses of a holder come from rows of once a second, not from single allocations.
+    fn is_sampled(&self, holder: Holder) -> bool {
+        holder.level == Level::Tensor && self.by_site.contains(&holder.proc_id)
     }
 
     fn place_of(&self, holder: Holder, facts: &ProcessFacts) -> Place {
@@ -264,6 +275,21 @@ fn within(series: &Series, since_ns: i64, until_ns: i64) -> impl Iterator<Item =
     let (first, last) = (index(since_ns), index(until_ns));
     let buckets = series.buckets().iter().take(last).skip(first);
     buckets.map(|bucket| (bucket.min, bucket.max))
+}
+
+/// Samples once a second of what comes and goes with steps of nearly a second drift through the
+/// step, and rise for minutes where nothing stays. What a place allocates in a step (in a second,
+/// without backward passes) bounds that.
+fn is_beat(course: &SiteCourse, found: &Suspect) -> bool {
+    let ends = match found.bytes_per_pass {
+        Some(_) => {
+            (course.pass.bytes.origin_ns(), course.pass_at.map(|pass| pass.saturating_mul(PASS)))
+        }
+        None => (course.time.bytes.origin_ns(), Some(course.last_ns)),
+    };
+    let steps =
+        ends.0.zip(ends.1).map_or(1, |(first, last)| (last.saturating_sub(first) / PASS).max(1));
+    course.allocated / steps >= found.grown() / BEAT
 }
 
 /// By how much another course fell while the suspect rose: its floor and its peaks both.

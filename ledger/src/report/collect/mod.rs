@@ -50,7 +50,7 @@ pub(super) struct Collector {
     /// When the oldest block of a stack was allocated that the end of its process freed.
     pub(super) oldest: HashMap<(Holder, i64), i64>,
     /// Processes whose tensors are told by site: single tensor events say the same again.
-    by_site: HashSet<i64>,
+    pub(super) by_site: HashSet<i64>,
 }
 
 impl Collector {

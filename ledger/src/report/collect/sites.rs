@@ -59,7 +59,10 @@ pub(in crate::report) struct SiteCourse {
     /// No row left the number of blocks open.
     pub(in crate::report) counted: bool,
     pub(in crate::report) last_ns: i64,
-    pass_at: Option<i64>,
+    /// Bytes allocated since the first row.
+    pub(in crate::report) allocated: i64,
+    /// The last backward pass.
+    pub(in crate::report) pass_at: Option<i64>,
     open: bool,
 }
 
@@ -201,10 +204,12 @@ impl SiteBook {
         let slot = self.slot(stacks, holder, stack_id);
         let now = &mut self.stacks[slot];
         let before = (now.bytes, now.count);
+        let made = told.allocated_bytes.saturating_sub(now.allocated_bytes);
         (now.bytes, now.count) = (told.bytes, told.count);
         (now.allocated_bytes, now.allocs) = (told.allocated_bytes, told.allocs);
         let course = &mut self.courses[now.course].2;
         course.turn_to(when);
+        course.allocated = course.allocated.saturating_add(made);
         course.bytes = course.bytes.saturating_add(told.bytes.saturating_sub(before.0));
         match (before.1, told.count) {
             (Some(before), Some(count)) => {

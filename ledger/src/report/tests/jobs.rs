@@ -25,6 +25,8 @@ pub(super) struct Site {
     name: &'static str,
     level: Level,
     holds: Holds,
+    /// Bytes that it allocates and frees again each second beside what it holds.
+    churn: i64,
 }
 
 /// A job.
@@ -57,7 +59,7 @@ impl Job {
         name: &'static str,
         holds: impl Fn(i64) -> (i64, i64) + 'static,
     ) -> Self {
-        self.sites.push(Site { name, level, holds: Box::new(holds) });
+        self.sites.push(Site { name, level, holds: Box::new(holds), churn: 0 });
         self
     }
 
@@ -67,6 +69,12 @@ impl Job {
         holds: impl Fn(i64) -> (i64, i64) + 'static,
     ) -> Self {
         self.at(Level::Tensor, name, holds)
+    }
+
+    /// The last site allocates and frees that much each second.
+    pub(super) fn churning(mut self, bytes: i64) -> Self {
+        self.sites.last_mut().unwrap().churn = bytes;
+        self
     }
 
     pub(super) fn scene(&self) -> Scene {
@@ -99,7 +107,7 @@ impl Job {
             "train.py:41 main",
         ]);
         let mut before = vec![(0, 0); sites.len()];
-        let (mut made, mut reserved) = (vec![0; sites.len()], 0);
+        let (mut made, mut reserved) = (vec![(0, 0); sites.len()], 0);
         for second in 0..self.seconds {
             let now: Vec<(i64, i64)> = sites.iter().map(|site| (site.holds)(second)).collect();
             let total: i64 = now.iter().map(|(count, size)| count * size).sum();
@@ -107,13 +115,19 @@ impl Job {
                 if before[index] == (*count, *size) {
                     continue;
                 }
-                made[index] += count.max(&1);
+                let (blocks, bytes) =
+                    (count - before[index].0, count * size - before[index].0 * before[index].1);
+                made[index].0 += blocks.max(0);
+                made[index].1 += bytes.max(0);
                 before[index] = (*count, *size);
-                let row = self.usage(second, stacks[index], count * size, *count, made[index]);
+                let mut row =
+                    self.usage(second, stacks[index], (*count, count * size), made[index]);
+                row.allocated_bytes += sites[index].churn * second;
                 scene.site_usage.push(row);
             }
             let count = now.iter().map(|(count, _)| count).sum();
-            scene.site_usage.push(self.usage(second, 0, total, count, made.iter().sum()));
+            let all = made.iter().fold((0, 0), |sum, made| (sum.0 + made.0, sum.1 + made.1));
+            scene.site_usage.push(self.usage(second, 0, (count, total), all));
             let wanted = total + (self.slack)(second);
             while reserved < wanted {
                 scene.alloc(PID, 1, second as f64 + 0.5, 20 * MIB);
@@ -137,9 +151,8 @@ impl Job {
         &self,
         second: i64,
         stack_id: i64,
-        bytes: i64,
-        count: i64,
-        allocs: i64,
+        (count, bytes): (i64, i64),
+        (allocs, allocated): (i64, i64),
     ) -> SiteUsageRow {
         SiteUsageRow {
             ts_ns: START + second * S,
@@ -151,8 +164,8 @@ impl Job {
             stack_id,
             live_bytes: bytes,
             live_count: Some(count),
-            allocated_bytes: bytes,
-            freed_bytes: 0,
+            allocated_bytes: allocated,
+            freed_bytes: allocated - bytes,
             allocs,
             frees: allocs - count,
             backward_pass: self.pass(second),

@@ -46,6 +46,11 @@ fn leaking(seed: i64) -> Vec<(&'static str, Job, Vec<&'static str>)> {
         ("a block that grows", job(120).tensors(LEAK, |t| (1, 64 * MIB + t * MIB)), one.clone()),
         ("a few passes a block", job(240).tensors(LEAK, |t| (t / 7, 4 * MIB)), one.clone()),
     ];
+    list.push((
+        "under churn",
+        job(400).tensors(LEAK, |t| (t, 4 * MIB)).churning(300 * MIB),
+        one.clone(),
+    ));
     let mut inference = job(90).tensors(LEAK, |t| (3 * t, MIB));
     inference.step_ms = None;
     list.push(("no autograd", inference, one.clone()));
@@ -95,6 +100,11 @@ fn healthy(seed: i64) -> Vec<(&'static str, Job)> {
                 .tensors(LEAK, |t| (t / 2, 8 * MIB))
                 .tensors("old.py:1 fill", |t| (100 - t / 2, 8 * MIB)),
         ),
+        (
+            "samples that drift through a step",
+            job(90).tensors(LEAK, |t| (t * 4, 2 * MIB)).churning(800 * MIB),
+        ),
+        ("a curriculum", job(200).tensors(LEAK, |t| (1, (300 + t) * MIB)).churning(700 * MIB)),
         ("requests", job(200).tensors(LEAK, move |t| ((t * 13 + seed) % 97, 4 * MIB))),
         ("pinned buffers", job(200).at(Level::Host, LEAK, |t| (t.min(8), 64 * MIB))),
         (

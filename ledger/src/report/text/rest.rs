@@ -159,6 +159,13 @@ pub(super) fn next(page: &mut Page, model: &Model) {
         Finding::Leak(leak) => leak.site.as_deref(),
         _ => None,
     });
+    let context = model.findings.iter().find_map(|finding| match finding {
+        Finding::Context(context) => Some(context),
+        _ => None,
+    });
+    if let Some(context) = context {
+        page.line(2, Style::Plain, &context.remedy);
+    }
     if let Some(site) = leak {
         page.line(2, Style::Plain, "What is alive of that place, and who refers to it:");
         page.command(4, &format!("vramscope report {logs} --who {}", quoted(site)));
