@@ -68,6 +68,17 @@ pub struct SiteTotals {
     pub frees: u64,
     /// Bytes taken back.
     pub freed_bytes: u64,
+    /// The latest epoch ([`epoch_of`]) in which a block came or went.
+    pub epoch: u64,
+    /// Lowest `live_bytes` of that epoch.
+    pub floor_bytes: i64,
+    /// Lowest `live_bytes` of the epoch before that one.
+    pub last_floor_bytes: i64,
+}
+
+/// Number of the epoch of about a second that a moment of `CLOCK_BOOTTIME` lies in.
+pub const fn epoch_of(boot_ns: u64) -> u64 {
+    boot_ns >> 30
 }
 
 impl SiteTotals {
@@ -80,7 +91,21 @@ impl SiteTotals {
         allocated_bytes: 0,
         frees: 0,
         freed_bytes: 0,
+        epoch: 0,
+        floor_bytes: 0,
+        last_floor_bytes: 0,
     };
+
+    /// Lowest `live_bytes` in the second before a moment. What is sampled once a second misses how
+    /// much comes back in between: only what stays is in the floor.
+    pub fn floor_at(&self, boot_ns: u64) -> i64 {
+        match epoch_of(boot_ns).saturating_sub(self.epoch) {
+            // The epoch has just begun: the one before tells of most of the second.
+            0 => self.floor_bytes.min(self.last_floor_bytes),
+            1 => self.floor_bytes,
+            _ => self.live_bytes,
+        }
+    }
 }
 
 /// How much is recorded of tensors.

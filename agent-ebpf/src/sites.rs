@@ -2,10 +2,11 @@
 
 use agent_common::{
     loss::Loss,
-    tensor::{Block, BlockKey, SiteKey, SiteTotals},
+    tensor::{Block, BlockKey, SiteKey, SiteTotals, epoch_of},
 };
 use aya_ebpf::{
     bindings::{BPF_F_NO_PREALLOC, BPF_NOEXIST},
+    helpers::bpf_ktime_get_boot_ns,
     macros::map,
     maps::HashMap,
 };
@@ -61,6 +62,7 @@ fn add(tgid: u32, ordinal: u32, block: &Block, sign: i64) {
     let totals = unsafe { &mut *totals };
     let version = totals.version;
     super::tensor::set(&mut totals.version, version + 1);
+    turn_epoch(totals);
     totals.live_bytes += sign * block.size_bytes as i64;
     totals.live_count += sign;
     if sign > 0 {
@@ -69,8 +71,26 @@ fn add(tgid: u32, ordinal: u32, block: &Block, sign: i64) {
     } else {
         totals.frees += 1;
         totals.freed_bytes += block.size_bytes;
+        if totals.live_bytes < totals.floor_bytes {
+            totals.floor_bytes = totals.live_bytes;
+        }
     }
     super::tensor::set(&mut totals.version, version + 2);
+}
+
+/// A new epoch begins with what is alive.
+#[inline(always)]
+fn turn_epoch(totals: &mut SiteTotals) {
+    // SAFETY: a helper without arguments.
+    let epoch = epoch_of(unsafe { bpf_ktime_get_boot_ns() });
+    if totals.epoch == epoch {
+        return;
+    }
+    // Where nothing happened in between, what was alive is the floor of the epoch before.
+    let adjacent = totals.epoch + 1 == epoch;
+    totals.last_floor_bytes = if adjacent { totals.floor_bytes } else { totals.live_bytes };
+    totals.epoch = epoch;
+    totals.floor_bytes = totals.live_bytes;
 }
 
 #[inline(always)]

@@ -78,6 +78,8 @@ table! {
         stack_id: i64,
         /// Bytes alive.
         live_bytes: i64,
+        /// Lowest bytes alive in the second before; NULL where it is not known.
+        floor_bytes: Option<i64>,
         /// Blocks alive; NULL where the agent came late and cannot know.
         live_count: Option<i64>,
         /// Bytes allocated since the agent saw the process.

@@ -364,7 +364,7 @@ pub struct Counters {
     loss_totals: Array<MapData, u64>,
     losses: HashMap<MapData, [u32; 2], u64>,
     tensors: HashMap<MapData, [u32; 2], [u64; 10]>,
-    sites: HashMap<MapData, [u64; 2], [u64; 7]>,
+    sites: HashMap<MapData, [u64; 2], [u64; 10]>,
     blocks: HashMap<MapData, [u64; 2], [u64; 4]>,
     diagnostics: Option<EbpfLogger<ToTracing>>,
 }

@@ -248,6 +248,7 @@ fn usage_row(
         level: Level::Tensor.as_str().to_owned(),
         stack_id: 0,
         live_bytes: live,
+        floor_bytes: None,
         live_count: complete.then(|| totals.allocs as i64 - totals.frees as i64),
         allocated_bytes: totals.alloc_bytes as i64,
         freed_bytes: totals.freed_bytes as i64,

@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
-use agent_common::tensor::{Block, BlockKey, SiteTotals};
+use agent_common::tensor::{Block, BlockKey, SiteKey, SiteTotals};
 use ledger::{
     call::{Level, ProcId},
-    rows::{LiveRow, SiteUsageRow},
+    rows::{LiveRow, SiteUsageRow, StackRow},
 };
 
 use super::books::Books;
@@ -13,6 +13,8 @@ use crate::clock;
 
 /// `stack_id` of blocks whose stack was lost. (0 stands for the whole process.)
 pub(super) const UNKNOWN_STACK: i64 = -1;
+/// How long a stack may be under way.
+const UNDER_WAY_NS: i64 = 2_000_000_000;
 /// Pace of the rows.
 const PERIOD_NS: i64 = 1_000_000_000;
 /// Rows of live blocks in a checkpoint at most, the largest ones.
@@ -25,6 +27,10 @@ type Place = (u32, u32, i64);
 #[derive(Debug, Default)]
 pub(super) struct Sites {
     written: HashMap<Place, SiteTotals>,
+    /// Keys whose stack is not known yet, with when they were met.
+    unresolved: HashMap<(u32, u64), i64>,
+    /// The log has a row for [`UNKNOWN_STACK`].
+    unknown_told: bool,
     last_ns: i64,
 }
 
@@ -32,6 +38,7 @@ impl Sites {
     /// Forgets an ended process.
     pub(super) fn forget(&mut self, tgid: u32) {
         self.written.retain(|(of, ..), _| *of != tgid);
+        self.unresolved.retain(|(of, _), _| *of != tgid);
     }
 }
 
@@ -48,10 +55,20 @@ impl Books {
     /// Writes places that changed: of one process, or of all.
     pub(super) fn write_sites(&mut self, only: Option<u32>) {
         let now_ns = clock::epoch_ns();
-        for (place, totals) in self.places(only) {
+        let mut places = self.places(only);
+        // Blocks whose stack became known have moved.
+        for place in self.polled.sites.written.keys() {
+            if place.2 == UNKNOWN_STACK && only.is_none_or(|tgid| tgid == place.0) {
+                places.entry(*place).or_insert(SiteTotals::NONE);
+            }
+        }
+        for (place, totals) in places {
             let before = self.polled.sites.written.insert(place, totals);
             if before.is_some_and(|before| before.version == totals.version) {
                 continue;
+            }
+            if place.2 == UNKNOWN_STACK {
+                self.tell_unknown(now_ns);
             }
             if let Some(row) = self.site_row(place, &totals, now_ns) {
                 self.add(row);
@@ -61,13 +78,19 @@ impl Books {
 
     /// Sums by place. Several keys can stand for one stack: it is taken on several threads, or at
     /// several depths of the native stack.
-    fn places(&self, only: Option<u32>) -> HashMap<Place, SiteTotals> {
+    fn places(&mut self, only: Option<u32>) -> HashMap<Place, SiteTotals> {
+        let now_ns = clock::boot_ns();
         let mut places: HashMap<Place, SiteTotals> = HashMap::new();
         for (key, totals) in self.polled.site_totals() {
             if only.is_some_and(|tgid| tgid != key.tgid) {
                 continue;
             }
-            let stack_id = self.stacks.id_of(key.tgid, key.key).unwrap_or(UNKNOWN_STACK);
+            let stack_id = match self.stacks.id_of(key.tgid, key.key) {
+                Some(stack_id) => stack_id,
+                // It is most likely under way.
+                None if only.is_none() && self.is_new(key, now_ns) => continue,
+                None => UNKNOWN_STACK,
+            };
             let sum = places.entry((key.tgid, key.ordinal, stack_id)).or_default();
             *sum = SiteTotals {
                 version: sum.version.wrapping_add(totals.version),
@@ -77,9 +100,30 @@ impl Books {
                 allocated_bytes: sum.allocated_bytes + totals.allocated_bytes,
                 frees: sum.frees + totals.frees,
                 freed_bytes: sum.freed_bytes + totals.freed_bytes,
+                // The sum of floors is at most the floor of the sum.
+                floor_bytes: sum.floor_bytes + totals.floor_at(now_ns),
+                ..SiteTotals::NONE
             };
         }
         places
+    }
+
+    fn is_new(&mut self, key: SiteKey, now_ns: u64) -> bool {
+        let unresolved = &mut self.polled.sites.unresolved;
+        let first_ns = *unresolved.entry((key.tgid, key.key)).or_insert(now_ns as i64);
+        now_ns as i64 - first_ns < UNDER_WAY_NS
+    }
+
+    fn tell_unknown(&mut self, now_ns: i64) {
+        if !std::mem::replace(&mut self.polled.sites.unknown_told, true) {
+            self.add(StackRow {
+                stack_id: UNKNOWN_STACK,
+                site: "(stack not known)".to_owned(),
+                incomplete_reason: Some("it was not taken, or lost".to_owned()),
+                first_seen_ns: now_ns,
+                ..StackRow::default()
+            });
+        }
     }
 
     fn site_row(&mut self, place: Place, totals: &SiteTotals, now_ns: i64) -> Option<SiteUsageRow> {
@@ -95,6 +139,7 @@ impl Books {
             level: Level::Tensor.as_str().to_owned(),
             stack_id,
             live_bytes: totals.live_bytes,
+            floor_bytes: Some(totals.floor_bytes),
             live_count: Some(totals.live_count),
             allocated_bytes: totals.allocated_bytes as i64,
             freed_bytes: totals.freed_bytes as i64,

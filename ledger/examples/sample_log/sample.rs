@@ -301,6 +301,7 @@ fn write_samples(writer: &mut Writer, ranks: &[Rank], job: &Job) {
             gpu_uuid: Some(rank.gpu().into()),
             level: "tensor".into(),
             live_bytes,
+            floor_bytes: None,
             live_count: Some(rank.live.len() as i64),
             ..Default::default()
         });

@@ -105,7 +105,7 @@ impl Collector {
             let told = told.entry(*holder).or_default();
             *told = told.saturating_add(course.bytes);
             let Judged::Rises(found) = judged else { continue };
-            if self.is_sampled(*holder) && is_beat(course, &found) {
+            if self.is_sampled(*holder) && !course.floors && is_beat(course, &found) {
                 continue;
             }
             let others = own().filter(|(of, id, _)| of == holder && id != site);

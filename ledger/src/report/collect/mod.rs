@@ -153,6 +153,7 @@ impl Collector {
         let holder = self.sites.holder(row.proc_id, Level::Tensor, uuid, ordinal);
         let told = Told {
             bytes: row.live_bytes,
+            floor: row.floor_bytes,
             count: row.live_count,
             allocated_bytes: row.allocated_bytes,
             allocs: row.allocs,

@@ -61,6 +61,10 @@ pub(in crate::report) struct SiteCourse {
     pub(in crate::report) last_ns: i64,
     /// Bytes allocated since the first row.
     pub(in crate::report) allocated: i64,
+    /// Every row told the floor of its second: nothing that comes back within it looks like growth.
+    pub(in crate::report) floors: bool,
+    /// By how much the floor of this moment is below `bytes`.
+    below: i64,
     /// The last backward pass.
     pub(in crate::report) pass_at: Option<i64>,
     open: bool,
@@ -70,7 +74,7 @@ impl SiteCourse {
     /// Changes of one moment count together: stacks of a site are told one after the other.
     fn turn_to(&mut self, when: When) {
         if !self.open {
-            self.counted = true;
+            (self.counted, self.floors) = (true, true);
         } else if when.ns != self.last_ns {
             self.settle();
         }
@@ -80,9 +84,12 @@ impl SiteCourse {
     }
 
     fn settle(&mut self) {
+        let floor = self.bytes.saturating_sub(std::mem::take(&mut self.below));
+        self.time.bytes.push(self.last_ns, floor);
         self.time.bytes.push(self.last_ns, self.bytes);
         self.time.count.push(self.last_ns, self.count);
         if let Some(pass) = self.pass_at {
+            self.pass.bytes.push(pass.saturating_mul(PASS), floor);
             self.pass.bytes.push(pass.saturating_mul(PASS), self.bytes);
             self.pass.count.push(pass.saturating_mul(PASS), self.count);
         }
@@ -113,6 +120,8 @@ pub(in crate::report) struct Total {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Told {
     pub(super) bytes: i64,
+    /// Lowest in the second before, where a row tells.
+    pub(super) floor: Option<i64>,
     pub(super) count: Option<i64>,
     pub(super) allocated_bytes: i64,
     pub(super) allocs: i64,
@@ -210,6 +219,12 @@ impl SiteBook {
         let course = &mut self.courses[now.course].2;
         course.turn_to(when);
         course.allocated = course.allocated.saturating_add(made);
+        match told.floor {
+            Some(floor) => {
+                course.below = course.below.saturating_add(told.bytes.saturating_sub(floor).max(0));
+            }
+            None => course.floors = false,
+        }
         course.bytes = course.bytes.saturating_add(told.bytes.saturating_sub(before.0));
         match (before.1, told.count) {
             (Some(before), Some(count)) => {
@@ -231,6 +246,7 @@ impl SiteBook {
         let now = self.stacks[slot];
         let told = Told {
             bytes: now.bytes.saturating_add(delta),
+            floor: None,
             count: now.count.map(|now| now.saturating_add(count)),
             allocated_bytes: now.allocated_bytes.saturating_add(delta.max(0)),
             allocs: now.allocs + count.max(0),

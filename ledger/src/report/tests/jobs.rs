@@ -163,6 +163,7 @@ impl Job {
             level: "tensor".to_owned(),
             stack_id,
             live_bytes: bytes,
+            floor_bytes: None,
             live_count: Some(count),
             allocated_bytes: allocated,
             freed_bytes: allocated - bytes,

@@ -235,6 +235,7 @@ impl Scene {
             cuda_ordinal: Some(0),
             level: "tensor".to_owned(),
             live_bytes: used,
+            floor_bytes: None,
             ..SiteUsageRow::default()
         });
         self.process_samples.push(ProcessSampleRow {
