@@ -9,4 +9,5 @@ from checks import vmm  # noqa: F401
 from checks import steps  # noqa: F401
 from checks import breakdown  # noqa: F401
 from checks import cost  # noqa: F401
+from checks import training  # noqa: F401
 from checks import measure  # noqa: F401
