@@ -136,23 +136,38 @@ fn send_unless_seen(thread: &mut Thread, python: Option<&PythonConfig>, wanted: 
 }
 
 /// Hash of the words at the stack's beginning that point to code: the return addresses there, and
-/// some that are left from earlier calls.
+/// some that are left from earlier calls. Python frames tell most call paths apart: with them half
+/// as many words do.
 #[inline(never)]
 fn native(thread: &mut Thread, tgid: u32, sp: u64) -> u64 {
-    let words: *mut [u64; SCANNED_WORDS] = &raw mut thread.words;
-    // SAFETY: the buffer is as long; the helper checks the address and fails instead of faulting.
-    let whole = unsafe {
-        generated::bpf_probe_read_user(words.cast(), (SCANNED_WORDS * 8) as u32, sp as *const _)
-    } == 0;
     let mut key = python::word(sp);
+    let mut count = SCANNED_WORDS;
+    if thread.frame_count > 0 || !scan::<SCANNED_WORDS>(thread, sp) {
+        count = SCANNED_WORDS / 2;
+        if !scan::<{ SCANNED_WORDS / 2 }>(thread, sp) {
+            return key;
+        }
+    }
     // SAFETY: without preallocation an old value stays valid until the program returns.
-    let (true, Some(pages)) = (whole, unsafe { PAGES.get(tgid) }) else { return key };
-    for word in &thread.words {
+    let Some(pages) = (unsafe { PAGES.get(tgid) }) else { return key };
+    for (n, word) in thread.words.iter().enumerate() {
+        if n >= count {
+            break;
+        }
         if executable(&pages.windows[0], *word) || executable(&pages.windows[1], *word) {
             key = hash::mix(key, *word);
         }
     }
     key
+}
+
+/// Copies the first words of the stack; false where it is shorter.
+#[inline(always)]
+fn scan<const WORDS: usize>(thread: &mut Thread, sp: u64) -> bool {
+    let words: *mut [u64; SCANNED_WORDS] = &raw mut thread.words;
+    // SAFETY: the buffer is at least as long; the helper checks the address and fails instead of
+    // faulting.
+    unsafe { generated::bpf_probe_read_user(words.cast(), (WORDS * 8) as u32, sp as *const _) == 0 }
 }
 
 #[inline(always)]

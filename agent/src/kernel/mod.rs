@@ -185,9 +185,6 @@ impl Kernel {
             .map_max_entries("CALLS", options.ring_bytes)
             .load(OBJECT)
             .map_err(|source| KernelError::Load(Box::new(source)))?;
-        for (name, ..) in UPROBES {
-            program(&mut ebpf, name)?.load().map_err(program_error(name))?;
-        }
         for (name, tracepoint) in LIFE {
             let program: &mut RawTracePoint = ebpf
                 .program_mut(name)
@@ -199,6 +196,12 @@ impl Kernel {
         let multi = multi::load(&ebpf, OBJECT, UPROBES.map(|(name, returns, _)| (name, returns)))
             .inspect_err(|error| info!(%error, "one link a probe: detaching will be slow"))
             .ok();
+        if multi.is_none() {
+            // The verifier takes its time over each: not twice.
+            for (name, ..) in UPROBES {
+                program(&mut ebpf, name)?.load().map_err(program_error(name))?;
+            }
+        }
         let known = take(&mut ebpf, "KNOWN")?;
         let armed = take(&mut ebpf, "ARMED")?;
         let (python, pages) = (take(&mut ebpf, "PYTHON")?, take(&mut ebpf, "PAGES")?);

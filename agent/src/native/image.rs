@@ -13,8 +13,8 @@ use rustix::fs::MemfdFlags;
 use super::Module;
 use crate::host::BoundedElf;
 
-/// Longest symbol or string table; PyTorch's are a third of it.
-const TABLE_LIMIT: u64 = 64 << 20;
+/// Longest symbol or string table; of larger ones [`super::functions`] reads what is asked for.
+const TABLE_LIMIT: u64 = 16 << 20;
 /// Debug information that is copied at most, in all; beyond, functions have names but no lines.
 const DEBUG_LIMIT: u64 = 64 << 20;
 /// Deepest nesting of debug information that is handed on: blazesym recurses into inlined calls.

@@ -15,6 +15,7 @@
 
 mod cfi;
 mod expression;
+mod functions;
 mod image;
 pub mod module;
 pub mod space;

@@ -10,7 +10,7 @@ use blazesym::symbolize::{
     source::{Elf, Source},
 };
 
-use super::{Module, image::Image};
+use super::{Module, functions::Functions, image::Image};
 use crate::host::text;
 
 /// What the copies of symbols may take in all; the one in use is kept whatever its size.
@@ -40,11 +40,38 @@ pub struct Symbol {
 /// Names places in files; for one thread.
 pub struct Symbolizer {
     blazesym: blazesym::symbolize::Symbolizer,
-    /// By the module's id, the one that was used last at the end; `None` where a file has no
-    /// symbols.
-    images: Vec<(u64, Option<Image>)>,
+    /// By the module's id, the one that was used last at the end.
+    images: Vec<(u64, Names)>,
     /// By the module's id and the address that the file states.
     places: HashMap<(u64, u64), Vec<Symbol>>,
+}
+
+/// Where the names of a file's functions are.
+#[derive(Debug)]
+enum Names {
+    /// It has none.
+    None,
+    /// In a copy.
+    Copy(Image),
+    /// In the file, since they are many.
+    File(Functions),
+}
+
+impl Names {
+    fn of(module: &Module) -> Self {
+        match Image::of(module) {
+            Some(image) => Self::Copy(image),
+            None => Functions::of(module).map_or(Self::None, Self::File),
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::None => 0,
+            Self::Copy(image) => image.bytes,
+            Self::File(functions) => functions.bytes(),
+        }
+    }
 }
 
 impl std::fmt::Debug for Symbolizer {
@@ -92,7 +119,14 @@ impl Symbolizer {
 
     fn look_up(&mut self, module: &Module, svma: u64) -> Vec<Symbol> {
         self.load(module);
-        let Some((_, Some(image))) = self.images.last() else { return Vec::new() };
+        let image = match self.images.last() {
+            Some((_, Names::Copy(image))) => image,
+            Some((_, Names::File(functions))) => {
+                let name = functions.name(module, svma);
+                return name.map(|name| named(&name)).into_iter().collect();
+            }
+            _ => return Vec::new(),
+        };
         let mut source = Elf::new(&image.path);
         source.debug_syms = image.debug;
         let found = self.blazesym.symbolize_single(&Source::Elf(source), Input::VirtOffset(svma));
@@ -107,7 +141,7 @@ impl Symbolizer {
         let known = self.images.iter().position(|(id, _)| *id == module.id);
         let image = match known {
             Some(at) => self.images.remove(at),
-            None => (module.id, Image::of(module)),
+            None => (module.id, Names::of(module)),
         };
         self.images.push(image);
         while self.images.len() > 1 && !self.fits() {
@@ -117,19 +151,24 @@ impl Symbolizer {
     }
 
     fn fits(&self) -> bool {
-        let images = self.images.iter().filter_map(|(_, image)| image.as_ref());
-        let bytes: u64 = images.map(|image| image.bytes).sum();
+        let bytes: u64 = self.images.iter().map(|(_, names)| names.bytes()).sum();
         bytes <= IMAGE_BUDGET && self.images.len() <= IMAGE_LIMIT
     }
 
     /// Drops what blazesym keeps of a file, and then the file.
-    fn forget(&mut self, image: Option<Image>) {
+    fn forget(&mut self, names: Names) {
         use blazesym::symbolize::evict::{Elf, Evict};
-        let Some(image) = image else { return };
+        let Names::Copy(image) = names else { return };
         if let Err(error) = self.blazesym.evict(&Evict::Elf(Elf::new(&image.path))) {
             tracing::debug!(%error, "evict symbols");
         }
     }
+}
+
+/// A function of which no more is known than its name.
+fn named(name: &str) -> Symbol {
+    let function = text::clean(name.as_bytes(), NAME_LIMIT);
+    Symbol { function, file: None, line: None, inlined: false }
 }
 
 /// blazesym lists inlined functions from the outermost in.
