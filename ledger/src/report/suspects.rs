@@ -217,7 +217,8 @@ fn judged(course: &SiteCourse, ends: Ends<'_>, material: i64) -> Judged {
 
 fn by_time(course: &SiteCourse, rise: Rise) -> Suspect {
     let slope = count_slope(&course.time.count, rise.since_ns, rise.until_ns);
-    Suspect { bytes_per_second: rise.per_second, ..suspect(course, rise, slope) }
+    let live_count = blocks_alive(course, &course.time.count, rise.until_ns);
+    Suspect { bytes_per_second: rise.per_second, live_count, ..suspect(course, rise, slope) }
 }
 
 fn by_passes(course: &SiteCourse, passes: &Series, rise: Rise, end: End) -> Suspect {
@@ -230,6 +231,7 @@ fn by_passes(course: &SiteCourse, passes: &Series, rise: Rise, end: End) -> Susp
         bytes_per_second: rise.per_second * made / seconds,
         bytes_per_pass: Some(rise.per_second),
         blocks_per_pass: slope.filter(|_| course.counted),
+        live_count: blocks_alive(course, &course.pass.count, rise.until_ns),
         since_ns,
         until_ns,
         ..suspect(course, rise, slope)
@@ -254,10 +256,18 @@ fn suspect(course: &SiteCourse, rise: Rise, slope: Option<f64>) -> Suspect {
         from_bytes: rise.from,
         to_bytes: rise.to,
         windows: rise.windows,
-        live_count: course.counted.then_some(course.count),
+        live_count: None,
         count_rises: slope.filter(|_| course.counted).map(|slope| slope > 0.0),
         oldest_ns: None,
     }
+}
+
+/// Blocks alive at the end, or where the rise ended: a program that ends gives back what it held, and
+/// that is not what was held.
+fn blocks_alive(course: &SiteCourse, counts: &Series, until_ns: i64) -> Option<i64> {
+    let since_ns = until_ns.saturating_sub(counts.width_ns());
+    let before = within(counts, since_ns, until_ns).last().map_or(0, |(_, highest)| highest);
+    course.counted.then(|| course.count.max(before))
 }
 
 /// Robust change of the number of blocks a second (or backward pass) over a stretch.
