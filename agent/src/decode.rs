@@ -144,9 +144,21 @@ pub fn action(call: &RawCall, meaning: Meaning) -> Option<Action> {
         Meaning::HostRegister(addr, size) => {
             Action::HostRegister { addr: words.arg(addr), size_bytes: words.arg(size) }
         }
+        Meaning::TensorUsage => tensor(&words),
         Meaning::HostUnregister(addr) => Action::HostUnregister { addr: words.arg(addr) },
         _ => return context_action(&words, meaning),
     })
+}
+
+/// `reportMemoryUsageToProfiler(ptr, signed size, allocated, reserved, device)`.
+fn tensor(words: &Words<'_>) -> Action {
+    let (addr, size) = (words.word(0), words.word(1) as i64);
+    // c10/core/Device.h: a byte of type, then the index.
+    let ordinal = i32::from((words.word(4) >> 8) as i8);
+    match u64::try_from(size) {
+        Ok(size_bytes) => Action::TensorAlloc { addr, size_bytes, ordinal },
+        Err(_) => Action::TensorFree { addr },
+    }
 }
 
 fn context_action(words: &Words<'_>, meaning: Meaning) -> Option<Action> {

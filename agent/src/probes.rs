@@ -219,6 +219,14 @@ pub enum Programs {
 }
 
 impl Probe {
+    /// What the log calls it.
+    pub const fn api(&self) -> &'static str {
+        match self.meaning {
+            Meaning::TensorUsage => "c10",
+            _ => self.symbol,
+        }
+    }
+
     /// Whether an exported symbol is the function.
     pub fn is(&self, exported: &str) -> bool {
         match self.symbol.strip_suffix('*') {

@@ -110,6 +110,20 @@ pub enum Action {
         /// call's size could not be read.
         size_bytes: Option<u64>,
     },
+    /// `PyTorch`'s allocator handed a block out.
+    TensorAlloc {
+        /// Its address.
+        addr: u64,
+        /// Bytes, as `PyTorch` rounds them.
+        size_bytes: u64,
+        /// The device's number in the process.
+        ordinal: i32,
+    },
+    /// `PyTorch`'s allocator took a block back.
+    TensorFree {
+        /// Its address.
+        addr: u64,
+    },
     /// Frees the block at `addr`, whatever its level (`cuMemFree` takes device, managed and pool
     /// blocks alike). Address 0 is an initialisation idiom, not an event about memory.
     Free {

@@ -64,6 +64,8 @@ pub(super) struct Opening {
     pub(super) devices: Devices,
     /// How much is recorded of tensors, as the log says it.
     pub(super) detail: &'static str,
+    /// Every block of `PyTorch` is an event: the ledger has those that live.
+    pub(super) every_tensor: bool,
     /// How much of command lines.
     pub(super) commands: CommandDetail,
     /// Processes that were not followed before may be met (`record`).
@@ -203,7 +205,7 @@ impl Books {
             proc_id,
             tgid: raw.tgid,
             tid: raw.tid,
-            api: probe.symbol,
+            api: probe.api(),
             enter_ns: self.opening.anchor.epoch(raw.enter_ns),
             exit_ns: self.opening.anchor.epoch(raw.exit_ns),
             result: raw.result,
@@ -545,7 +547,9 @@ impl Books {
     fn checkpoint(&mut self) {
         self.hand_over();
         let mut rows: Vec<_> = self.ledger.live(self.applied_ns).collect();
-        rows.extend(self.live_tensors());
+        if !self.opening.every_tensor {
+            rows.extend(self.live_tensors());
+        }
         let checkpoint = ToLog::Checkpoint { seq: self.ledger.seq(), rows };
         self.sink.send(checkpoint).unwrap_or_default();
     }

@@ -170,6 +170,7 @@ impl Session {
             anchor,
             devices: Devices::new(gpus),
             detail: options.detail.as_str(),
+            every_tensor: options.detail == Detail::Events,
             commands: if options.full_commands {
                 CommandDetail::Whole
             } else {

@@ -23,6 +23,7 @@ pub fn effect_ns(input: &Input) -> i64 {
 pub(super) fn call_effect_ns(call: &Call) -> i64 {
     match call.action {
         Action::Free { .. }
+        | Action::TensorFree { .. }
         | Action::VmmRelease { .. }
         | Action::VmmUnmap { .. }
         | Action::Unreserve { .. }

@@ -118,6 +118,11 @@ impl Account {
             Action::HostRegister { addr, size_bytes } => {
                 self.alloc(desk, call, Level::Host, addr, Some(size_bytes));
             }
+            Action::TensorAlloc { addr, size_bytes, ordinal } => {
+                let place = Place { ctx: None, ordinal: Some(ordinal) };
+                self.alloc_at(desk, call, (Level::Tensor, place), addr, Some(size_bytes));
+            }
+            Action::TensorFree { addr } => self.free(desk, call, TENSOR, addr),
             Action::Reserve { addr, size_bytes } => {
                 self.alloc(desk, call, Level::Virtual, addr, Some(size_bytes));
             }
@@ -250,6 +255,17 @@ impl Account {
             Level::Virtual => Place::default(),
             _ => self.contexts.place(call.tid, desk.who.from_start),
         };
+        self.alloc_at(desk, call, (level, place), addr, size_bytes);
+    }
+
+    fn alloc_at(
+        &mut self,
+        desk: &mut Desk<'_>,
+        call: &Call,
+        (level, place): (Level, Place),
+        addr: u64,
+        size_bytes: Option<u64>,
+    ) {
         let block = Block {
             alloc_id: desk.alloc_id(),
             level,
@@ -334,6 +350,10 @@ fn asked(action: &Action, current: Option<i32>) -> Asked {
         Action::HostRegister { addr, size_bytes } => {
             of(Level::Host, addr, Some(size_bytes), current)
         }
+        Action::TensorAlloc { addr, size_bytes, ordinal } => {
+            of(Level::Tensor, addr, Some(size_bytes), Some(ordinal))
+        }
+        Action::TensorFree { addr } => of(Level::Tensor, addr, None, None),
         Action::VmmCreate { size_bytes, location, .. } => match location {
             Location::Device(ordinal) => of(Level::Device, 0, Some(size_bytes), Some(ordinal)),
             Location::Host => of(Level::Host, 0, Some(size_bytes), None),
