@@ -152,7 +152,7 @@ impl Session {
         let counters = kernel.take_counters()?;
         let stop = Arc::new(AtomicBool::new(false));
         let (commands, command_box) = mpsc::channel();
-        let seen = kernel.take_seen()?;
+        let mut seen = kernel.take_seen()?;
         let (looks, look_box) = sync_channel(BATCHES);
         let attaching = Attaching { kernel, looks: looks.clone(), commands: commands.clone() };
         let mut helpers = start_attaching(attaching, options, &messages, command_box, &stop)?;
@@ -162,7 +162,8 @@ impl Session {
         let (home, attach, out) = (host.clone(), commands.clone(), messages.clone());
         let resolver = spawn("resolver", move || {
             // Made here: its symbolizer stays on one thread.
-            Resolver::new(home, anchor, seen, new_stacks, attach).run(&look_box, &out);
+            let want_large = Box::new(move |key| seen.want_large(key));
+            Resolver::new(home, anchor, want_large, new_stacks, attach).run(&look_box, &out);
         })?;
 
         let opening = Opening {

@@ -26,7 +26,6 @@ use crate::{
     attach::worker::Command,
     clock::Anchor,
     host::Host,
-    kernel::Seen,
     live::{
         Message,
         reader::{Batch, Resolved},
@@ -82,7 +81,7 @@ struct PythonCode {
 }
 
 /// Resolves stacks.
-#[expect(missing_debug_implementations, reason = "aya's maps have none")]
+#[expect(missing_debug_implementations, reason = "of no use in a message")]
 pub struct Resolver {
     host: Host,
     anchor: Anchor,
@@ -96,17 +95,21 @@ pub struct Resolver {
     /// Stacks that the namer has.
     named: HashSet<i64>,
     native: Vec<NativeFrame>,
-    seen: Seen,
+    /// Asks the kernel half for a stack again, with the large copy.
+    want_large: WantLarge,
     namer: Sender<NewStack>,
     attach: Sender<Command>,
 }
+
+/// Takes the key of a stack whose copy was too short.
+pub type WantLarge = Box<dyn FnMut(u64)>;
 
 impl Resolver {
     /// A resolver that hands new stacks to `namer`.
     pub fn new(
         host: Host,
         anchor: Anchor,
-        seen: Seen,
+        want_large: WantLarge,
         namer: Sender<NewStack>,
         attach: Sender<Command>,
     ) -> Self {
@@ -120,7 +123,7 @@ impl Resolver {
             frames: HashMap::new(),
             named: HashSet::new(),
             native: Vec::new(),
-            seen,
+            want_large,
             namer,
             attach,
         }
@@ -302,7 +305,7 @@ impl Resolver {
         }
         let Some(end) = end else { return Some("the process's mappings are not known".to_owned()) };
         if end == End::CopyTooShort && copy.len() < LARGE_COPY_BYTES {
-            self.seen.want_large(raw.key);
+            (self.want_large)(raw.key);
         }
         self.why_incomplete(raw.tgid, end)
     }
@@ -421,5 +424,68 @@ impl Natives for NativeTable {
 
     fn is_interpreter(&self, frame: usize) -> bool {
         self.interpreter.get(frame).copied().unwrap_or(false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use agent_common::stack::{COPY_BYTES, STACK_LEN};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::clock::Anchor;
+
+    /// Resolves records of this process as if the kernel half had sent them.
+    fn resolve(records: Vec<Vec<u8>>) -> (Batch, Vec<NewStack>) {
+        let (namer, named) = mpsc::channel();
+        let (attach, _commands) = mpsc::channel();
+        let want_large = Box::new(|_| {});
+        let mut resolver = Resolver::new(Host::live(), Anchor::now(), want_large, namer, attach);
+        let batch = resolver.batch(Batch { stacks: records, ..Batch::default() });
+        drop(resolver);
+        (batch, named.into_iter().collect())
+    }
+
+    fn ours(mut record: Vec<u8>, kind: u8) -> Vec<u8> {
+        record[0] = kind;
+        let tgid_at = if kind == KIND_STACK { 8 } else { 4 };
+        record[tgid_at..tgid_at + 4].copy_from_slice(&std::process::id().to_le_bytes());
+        record
+    }
+
+    #[test]
+    fn a_record_that_is_no_record_is_counted() {
+        let (batch, named) = resolve(vec![vec![], vec![KIND_STACK; 7], vec![99; 200]]);
+        assert_eq!((batch.undecodable, batch.resolved.len(), named.len()), (3, 0, 0));
+    }
+
+    #[test]
+    fn a_stack_that_says_nothing_is_incomplete() {
+        let (batch, named) = resolve(vec![ours(vec![0; STACK_LEN], KIND_STACK)]);
+        assert_eq!((batch.undecodable, batch.resolved.len()), (0, 1));
+        assert!(named[0].incomplete.is_some());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        /// What a process lays out for the probe, and a kernel half of another version: bounded, no
+        /// panic, and never complete by chance.
+        #[test]
+        fn made_up_records_are_resolved_or_counted(
+            seed in prop::collection::vec(any::<u8>(), 4096),
+            copied in 0..=COPY_BYTES as u32,
+            code in any::<bool>(),
+        ) {
+            let mut record: Vec<u8> = seed.iter().copied().cycle().take(STACK_LEN).collect();
+            record[72..76].copy_from_slice(&copied.to_le_bytes());
+            let kind = if code { KIND_CODE } else { KIND_STACK };
+            record.truncate(if code { size_of::<RawCode>() } else { STACK_LEN });
+            let (batch, named) = resolve(vec![ours(record, kind)]);
+            prop_assert!(batch.undecodable as usize + batch.resolved.len() <= 1);
+            prop_assert!(named.iter().all(|stack| stack.incomplete.is_some()));
+        }
     }
 }

@@ -34,7 +34,9 @@ impl Collector {
         end: (i64, bool),
     ) -> Vec<Share> {
         let mut unfreed = account.map(state::Process::unfreed_groups).unwrap_or_default();
-        unfreed.retain(|group| !matches!(group.level, Level::Virtual | Level::Imported));
+        // No memory of its own; another process's; a part of the allocator's blocks, which are here.
+        let no_own = [Level::Virtual, Level::Imported, Level::Tensor];
+        unfreed.retain(|group| !no_own.contains(&group.level));
         let mut shares: Vec<Share> = places(&mut facts, account)
             .into_iter()
             .map(|(place, here)| {
