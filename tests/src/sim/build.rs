@@ -79,6 +79,11 @@ const LIBRARIES: &[Library] = &[
         sources: &["c10.c"],
         flags: &["-l:libcudart.so.12", "-Wl,-rpath,$ORIGIN"],
     },
+    Library {
+        soname: "libtorch_cpu.so",
+        sources: &["torch.c"],
+        flags: &["-l:libc10.so", "-Wl,-rpath,$ORIGIN"],
+    },
 ];
 
 /// A program: its name, its source, and what it is linked with.
