@@ -32,7 +32,7 @@ const FOREIGN: [&str; 5] =
 #[derive(Clone, Debug)]
 pub struct Sim {
     /// Holds `libcuda.so.1`, `libcudart.so.12`, `libcudart_static.a`, `libnvidia-ml.so.1`,
-    /// `libc10.so` and `libtorch_cpu.so`.
+    /// `libc10.so`, `libc10_cuda.so` and `libtorch_cpu.so`.
     pub lib_dir: PathBuf,
     /// Holds the compiled programs.
     pub bin_dir: PathBuf,

@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""Programs that leak and programs that do not, each a process of its own.
+
+corpus.py [--jobs N] [--seed N] [--seconds S] [--steps N] [CASE ...]
+
+Runs the named cases, or all, N at a time. A case is a function of leaking.py or healthy.py that
+makes the step of a training loop; what it allocates and never lets go of is at the lines that end
+in the comment `# leak`. Truth, on stdout:
+
+    CASE name=NAME pid=P steps=N leaks=FILE:LINE,FILE:LINE     (leaks= alone: none)
+
+Needs the simulated GPU's libraries on LD_LIBRARY_PATH and simtorch on PYTHONPATH. Python 3.8 or
+later.
+"""
+import argparse
+import inspect
+import os
+import random
+import subprocess
+import sys
+import time
+
+import healthy
+import leaking
+
+CASES = {**leaking.CASES, **healthy.CASES}
+
+
+def say(line):
+    """One write for each line: the cases share a pipe, and print() may write a line in parts."""
+    os.write(1, (line + "\n").encode())
+
+
+def leaks_of(case):
+    """FILE:LINE of each allocation of a case that is never freed."""
+    lines, first = inspect.getsourcelines(case)
+    file = os.path.basename(inspect.getsourcefile(case))
+    marked = (n for n, line in enumerate(lines, first) if line.rstrip().endswith("# leak"))
+    return [f"{file}:{n}" for n in marked]
+
+
+def train(step, dice, args):
+    """At least so many steps, over at least so many seconds, each as long as it likes."""
+    begin, n = time.monotonic(), 0
+    while n < args.steps or time.monotonic() - begin < args.seconds:
+        step(n)
+        n += 1
+        due = begin + args.seconds * n / args.steps * dice.uniform(0.95, 1.0)
+        time.sleep(max(0.0, due - time.monotonic()))
+    return n
+
+
+def run_case(name, args):
+    case = CASES[name]
+    dice = random.Random(f"{args.seed} {name}")
+    steps = train(case(dice), dice, args)
+    say(f"CASE name={name} pid={os.getpid()} steps={steps} leaks={','.join(leaks_of(case))}")
+    os._exit(0)  # as a killed job does: nothing is freed by a call
+
+
+def launch(args):
+    """Runs the cases; the worst exit code of them."""
+    waiting, running, worst = list(args.cases or CASES), [], 0
+    options = [f"--seed={args.seed}", f"--seconds={args.seconds}", f"--steps={args.steps}"]
+    while waiting or running:
+        while waiting and len(running) < args.jobs:
+            command = [sys.executable, __file__, *options, "--child", waiting.pop(0)]
+            running.append(subprocess.Popen(command))
+        time.sleep(0.02)
+        worst = max([worst] + [abs(child.returncode) for child in running if child.poll()])
+        running = [child for child in running if child.returncode is None]
+    return worst
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("cases", nargs="*", metavar="CASE")
+    parser.add_argument("--jobs", type=int, default=9)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--steps", type=int, default=420)
+    parser.add_argument("--child", action="store_true", help="be the case, do not start it")
+    args = parser.parse_args()
+    if args.child:
+        return run_case(args.cases[0], args)
+    say(f"PID {os.getpid()}")
+    return launch(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
