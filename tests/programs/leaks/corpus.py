@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Programs that leak and programs that do not, each a process of its own.
 
-corpus.py [--jobs N] [--seed N] [--seconds S] [--steps N] [CASE ...]
+corpus.py [--jobs N] [--seed N] [--seconds S] [--steps N] [--pause S] [CASE ...]
 
 Runs the named cases, or all, N at a time. A case is a function of leaking.py or healthy.py that
 makes the step of a training loop; what it allocates and never lets go of is at the lines that end
@@ -51,34 +51,53 @@ def train(step, dice, args):
 
 
 def run_case(name, args):
+    say("READY")
+    sys.stdin.readline()
     case = CASES[name]
     dice = random.Random(f"{args.seed} {name}")
-    steps = train(case(dice), dice, args)
+    step = case(dice)  # held until the end, with all that it keeps
+    steps = train(step, dice, args)
     say(f"CASE name={name} pid={os.getpid()} steps={steps} leaks={','.join(leaks_of(case))}")
     os._exit(0)  # as a killed job does: nothing is freed by a call
 
 
-def launch(args):
-    """Runs the cases; the worst exit code of them."""
-    waiting, running, worst = list(args.cases or CASES), [], 0
+def start(name, args):
     options = [f"--seed={args.seed}", f"--seconds={args.seconds}", f"--steps={args.steps}"]
-    while waiting or running:
-        while waiting and len(running) < args.jobs:
-            command = [sys.executable, __file__, *options, "--child", waiting.pop(0)]
-            running.append(subprocess.Popen(command))
-        time.sleep(0.02)
-        worst = max([worst] + [abs(child.returncode) for child in running if child.poll()])
-        running = [child for child in running if child.returncode is None]
-    return worst
+    command = [sys.executable, __file__, *options, "--child", name]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, universal_newlines=True)
+
+
+def run_together(names, args):
+    """Starts the cases, lets them go at once, and gives the worst exit code. None of them starts
+    while others train: with few processors that would stop those for seconds."""
+    children = [start(name, args) for name in names]
+    for child in children:
+        child.stdout.readline()
+    time.sleep(args.pause)  # importing PyTorch takes as long
+    for child in children:
+        child.stdin.write("\n")
+        child.stdin.flush()
+    for child in children:
+        for line in child.stdout:
+            say(line.rstrip())
+    return max(abs(child.wait()) for child in children)
+
+
+def launch(args):
+    names = args.cases or list(CASES)
+    batches = [names[at:at + args.jobs] for at in range(0, len(names), args.jobs)]
+    return max(run_together(batch, args) for batch in batches)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", metavar="CASE")
-    parser.add_argument("--jobs", type=int, default=9)
+    parser.add_argument("--jobs", type=int, default=len(CASES))
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--seconds", type=float, default=18.0)
     parser.add_argument("--steps", type=int, default=420)
+    parser.add_argument("--pause", type=float, default=1.5, help="seconds before the first call")
     parser.add_argument("--child", action="store_true", help="be the case, do not start it")
     args = parser.parse_args()
     if args.child:
