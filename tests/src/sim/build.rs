@@ -74,11 +74,7 @@ const LIBRARIES: &[Library] = &[
         sources: &["cudart.c"],
         flags: &["-s", "-DSIM_CUDART_SHARED"],
     },
-    Library {
-        soname: "libc10.so",
-        sources: &["c10.c"],
-        flags: &[],
-    },
+    Library { soname: "libc10.so", sources: &["c10.c"], flags: &[] },
     Library {
         soname: "libc10_cuda.so",
         sources: &["c10_cuda.c"],
