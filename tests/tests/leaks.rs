@@ -63,7 +63,7 @@ fn each_leak_is_found_at_its_own_line_and_healthy_programs_have_none() {
             (wanted != found).then(|| format!("{case}: found {found:?}"))
         })
         .collect();
-    assert!(wrong.is_empty(), "{wrong:#?}\n{}", recorded.report().unwrap());
+    assert!(wrong.is_empty(), "{wrong:#?}\n{:?}", recorded.open().unwrap().losses());
     assert!(said.is_empty(), "of other processes: {said:?}");
 }
 

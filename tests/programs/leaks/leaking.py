@@ -126,14 +126,14 @@ def slow(dice):
 
 
 def bursts(dice):
-    """Seven blocks at once, every 30 steps or so."""
+    """Five blocks at once, every 12 steps or so."""
     model, records, due = Model(), [], [10]
 
     def step(n):
         model.learn(batch_of(dice))
         if n >= due[0]:
-            due[0] += dice.randrange(25, 36)
-            records.extend(torch.empty(512 * KIB) for _ in range(7))  # leak
+            due[0] += dice.randrange(8, 17)
+            records.extend(torch.empty(384 * KIB) for _ in range(5))  # leak
 
     return step
 
