@@ -4,33 +4,30 @@
 leak_job.py [--ranks N] [--seconds S] [--leaky RANK | --healthy]
 
 The launcher starts the workers with RANK, LOCAL_RANK and WORLD_SIZE set, as torchrun does. Each
-worker trains for S seconds: activations that come and go, parameters and a workspace that stay.
-The leaky rank keeps every step's losses in a list that nobody empties. Truth, on stdout:
+worker trains for S seconds: activations and gradients that come and go, parameters, optimizer
+state and a workspace that stay. The leaky rank keeps every step's outputs in a list that nobody
+empties. Truth, on stdout:
 
     WORKER rank=R pid=P device=D
     TRUE rank=R pid=P steps=N kept_tensors=N kept_bytes=N line=FILE:LINE
-    TORCH rank=R pid=P allocated=N reserved=N peak=N
+    TORCH rank=R pid=P allocated=N reserved=N peak=N workspace=N
 
-Needs the simulated libc10.so and libcuda.so.1 on LD_LIBRARY_PATH. Python 3.8 or later.
+Needs the simulated GPU's libraries on LD_LIBRARY_PATH and simtorch on PYTHONPATH. Python 3.8 or
+later.
 """
 import argparse
-import ctypes
 import inspect
 import os
 import subprocess
 import sys
 import time
 
+import simtorch as torch
+
 MIB = 1 << 20
 STEP_SECONDS = 0.1
-LEAK_BYTES = 12 * MIB
-
-torch = ctypes.CDLL("libc10.so")
-torch.sim_torch_alloc.restype = ctypes.c_void_p
-torch.sim_torch_alloc.argtypes = [ctypes.c_size_t, ctypes.c_int]
-torch.sim_torch_free.argtypes = [ctypes.c_void_p]
-for total in ("sim_torch_allocated", "sim_torch_reserved", "sim_torch_peak"):
-    getattr(torch, total).restype = ctypes.c_size_t
+BATCH_BYTES = 12 * MIB
+LAYERS = 8
 
 
 def say(line):
@@ -38,106 +35,73 @@ def say(line):
     os.write(1, (line + "\n").encode())
 
 
-class Tensor:
-    """A block of the caching allocator; freed with its last reference, as a tensor is."""
-
-    def __init__(self, size_bytes, device):
-        self.size_bytes = size_bytes
-        self.ptr = torch.sim_torch_alloc(size_bytes, device)
-        if not self.ptr:
-            raise RuntimeError(f"CUDA out of memory: tried to allocate {size_bytes >> 20} MiB")
-
-    def __del__(self):
-        torch.sim_torch_free(self.ptr)
-
-
 class Model:
     """Parameters and optimizer state, which live as long as the job."""
 
-    def __init__(self, device):
-        self.device = device
-        self.parameters = [Tensor(24 * MIB, device) for _ in range(8)]
-        self.moments = [Tensor(48 * MIB, device) for _ in range(8)]
+    def __init__(self):
+        self.parameters = [torch.empty(24 * MIB, requires_grad=True) for _ in range(LAYERS)]
+        self.moments = [torch.zeros(48 * MIB) for _ in range(LAYERS)]
 
-    def forward(self):
-        activations = []
-        for layer in range(8):
-            activations.append(Tensor((layer + 1) * 3 * MIB, self.device))
-        return activations
+    def forward(self, batch):
+        hidden = batch
+        for parameter in self.parameters:
+            hidden = hidden @ parameter
+        return hidden
 
-    def backward(self, activations):
-        while activations:
-            gradient = Tensor(24 * MIB, self.device)
-            activations.pop()
-            del gradient
+    def optimizer_step(self):
+        for parameter in self.parameters:
+            parameter.grad = None
 
 
-class Metrics:
-    """Keeps the last losses; the leaky one keeps them all."""
+class History:
+    """Keeps the last outputs; the leaky one keeps them all."""
 
-    def __init__(self, device, leaky):
-        self.device = device
+    def __init__(self, leaky):
         self.limit = None if leaky else 2
-        self.history = []
+        self.outputs = []
 
-    def log_losses(self):
-        losses = Tensor(LEAK_BYTES, self.device)
-        self.history.append(losses)
+    def append(self, outputs):
+        self.outputs.append(outputs)
         if self.limit is not None:
-            del self.history[: -self.limit]
+            del self.outputs[: -self.limit]
+
+
+def train_step(model, history):
+    batch = torch.empty(BATCH_BYTES)
+    outputs = model.forward(batch)
+    outputs.loss().backward()
+    model.optimizer_step()
+    history.append(outputs.detach())
 
 
 def leak_line():
     """FILE:LINE of the allocation that is never freed."""
-    lines, first = inspect.getsourcelines(Metrics.log_losses)
-    offset = next(i for i, line in enumerate(lines) if "Tensor(" in line)
+    lines, first = inspect.getsourcelines(train_step)
+    offset = next(i for i, line in enumerate(lines) if "history.append(" in line)
     return f"{os.path.abspath(__file__)}:{first + offset}"
-
-
-def allocate_workspace():
-    """A block from the driver, beside PyTorch: what a library's workspace looks like."""
-    cuda = ctypes.CDLL("libcuda.so.1")
-    ptr = ctypes.c_uint64()
-    code = cuda.cuMemAlloc_v2(ctypes.byref(ptr), ctypes.c_size_t(64 * MIB))
-    if code != 0:
-        raise RuntimeError(f"cuMemAlloc_v2: error {code}")
-    return ptr.value
-
-
-def count_devices():
-    """How many GPUs the driver shows to this process."""
-    cuda = ctypes.CDLL("libcuda.so.1")
-    count = ctypes.c_int()
-    if cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(count)) != 0:
-        raise RuntimeError("no simulated GPU")
-    return count.value
-
-
-def train_step(model, metrics):
-    activations = model.forward()
-    model.backward(activations)
-    metrics.log_losses()
 
 
 def work(args):
     rank = int(os.environ["RANK"])
-    device = int(os.environ["LOCAL_RANK"]) % count_devices()
+    device = int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count()
     say(f"WORKER rank={rank} pid={os.getpid()} device={device}")
-    model = Model(device)
-    allocate_workspace()
-    metrics = Metrics(device, leaky=rank == args.leaky)
+    torch.cuda.set_device(device)
+    model = Model()
+    workspace = torch.cuda.RawBlock(64 * MIB)  # beside PyTorch, as a library's is
+    history = History(leaky=rank == args.leaky)
     steps, end = 0, time.monotonic() + args.seconds
     while time.monotonic() < end:
         begin = time.monotonic()
-        train_step(model, metrics)
+        train_step(model, history)
         steps += 1
         time.sleep(max(0.0, begin + STEP_SECONDS - time.monotonic()))
-    kept = metrics.history if rank == args.leaky else []
+    kept = history.outputs if rank == args.leaky else []
     kept_bytes = sum(tensor.size_bytes for tensor in kept)
     say(f"TRUE rank={rank} pid={os.getpid()} steps={steps} kept_tensors={len(kept)} "
         f"kept_bytes={kept_bytes} line={leak_line()}")
-    say(f"TORCH rank={rank} pid={os.getpid()} allocated={torch.sim_torch_allocated(device)} "
-        f"reserved={torch.sim_torch_reserved(device)} peak={torch.sim_torch_peak(device)}")
+    say(f"TORCH rank={rank} pid={os.getpid()} allocated={torch.cuda.memory_allocated(device)} "
+        f"reserved={torch.cuda.memory_reserved(device)} "
+        f"peak={torch.cuda.max_memory_allocated(device)} workspace={workspace.size_bytes}")
     os._exit(0)  # as a killed job does: nothing is freed by a call
 
 

@@ -1,4 +1,4 @@
-/* What the simulated libc10 offers to test programs, beside the symbols of the real one. */
+/* What the simulated libc10_cuda offers to test programs. */
 #ifndef SIM_C10_H
 #define SIM_C10_H
 

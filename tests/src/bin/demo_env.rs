@@ -25,5 +25,8 @@ fn main() -> Result<()> {
     println!("SIM_GPUS={GPUS}");
     println!("SIM_STATE={}", state.join("state").display());
     println!("LD_LIBRARY_PATH={}", sim.lib_dir.display());
+    for (name, value) in sim.python_env() {
+        println!("{name}={value}");
+    }
     Ok(())
 }

@@ -74,10 +74,16 @@ const LIBRARIES: &[Library] = &[
         sources: &["cudart.c"],
         flags: &["-s", "-DSIM_CUDART_SHARED"],
     },
+    Library { soname: "libc10.so", sources: &["c10.c"], flags: &[] },
     Library {
-        soname: "libc10.so",
-        sources: &["c10.c"],
-        flags: &["-l:libcudart.so.12", "-Wl,-rpath,$ORIGIN"],
+        soname: "libc10_cuda.so",
+        sources: &["c10_cuda.c"],
+        flags: &["-l:libc10.so", "-l:libcudart.so.12", "-Wl,-rpath,$ORIGIN"],
+    },
+    Library {
+        soname: "libtorch_cpu.so",
+        sources: &["torch.c"],
+        flags: &["-l:libc10_cuda.so", "-Wl,-rpath,$ORIGIN"],
     },
 ];
 
@@ -95,7 +101,7 @@ const PROGRAMS: &[(&str, &str, &[&str])] = &[
     ("runtime_static", "runtime.c", &["-l:libcudart_static.a", "-ldl"]),
     ("smi", "smi.c", &["-l:libnvidia-ml.so.1"]),
     ("threads", "threads.c", &["-l:libcuda.so.1"]),
-    ("torch_like", "torch_like.c", &["-l:libc10.so"]),
+    ("torch_like", "torch_like.c", &["-l:libc10_cuda.so"]),
     ("vmm_nccl", "vmm_nccl.c", &["-l:libcuda.so.1"]),
 ];
 

@@ -31,8 +31,8 @@ const FOREIGN: [&str; 5] =
 /// The built libraries and programs.
 #[derive(Clone, Debug)]
 pub struct Sim {
-    /// Holds `libcuda.so.1`, `libcudart.so.12`, `libcudart_static.a`, `libnvidia-ml.so.1` and
-    /// `libc10.so`.
+    /// Holds `libcuda.so.1`, `libcudart.so.12`, `libcudart_static.a`, `libnvidia-ml.so.1`,
+    /// `libc10.so`, `libc10_cuda.so` and `libtorch_cpu.so`.
     pub lib_dir: PathBuf,
     /// Holds the compiled programs.
     pub bin_dir: PathBuf,
@@ -47,6 +47,13 @@ impl Sim {
     /// C compiler is missing or NVIDIA's headers can't be fetched; the error says which.
     pub fn build() -> Result<Self> {
         build::build()
+    }
+
+    /// The environment of Python programs: where `simtorch` is. Nothing is written into the source
+    /// tree, which may be another user's.
+    pub fn python_env(&self) -> [(String, String); 2] {
+        let packages = self.script_dir.join("site-packages").display().to_string();
+        [("PYTHONPATH".into(), packages), ("PYTHONDONTWRITEBYTECODE".into(), "1".into())]
     }
 
     /// New GPUs that no other test sees: two of 80 GiB, without the real driver's start-up times.
@@ -145,7 +152,7 @@ impl SimDevice {
     pub fn env(&self) -> Vec<(String, String)> {
         let libraries = ("LD_LIBRARY_PATH".to_owned(), self.lib_dir().display().to_string());
         let settings = self.settings.iter().map(|(name, value)| (name.clone(), value.clone()));
-        settings.chain([libraries]).collect()
+        settings.chain([libraries]).chain(self.sim.python_env()).collect()
     }
 
     /// A command that runs the program (`hold`, or `leak_job.py` for a Python program) on these

@@ -83,15 +83,30 @@ const RUNTIME: &str = "
 
 const C10: &str = "
     _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE
-    _ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE
+    _ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE";
+
+const C10_CUDA: &str = "
     sim_torch_alloc sim_torch_free sim_torch_empty_cache sim_torch_allocated sim_torch_reserved
     sim_torch_peak";
 
+const TORCH_CPU: &str = "
+    _ZN5torch8autograd6Engine7executeERKSt6vectorINS0_4EdgeESaIS3_EERKS2_IN2at6TensorESaIS9_EEbbbS7_
+    _ZN5torch8autograd9generated12MulBackward05applyEOSt6vectorIN2at6TensorESaIS5_EE
+    _ZN5torch8autograd9generated11MmBackward05applyEOSt6vectorIN2at6TensorESaIS5_EE
+    _ZN5torch8autograd9generated16NllLossBackward05applyEOSt6vectorIN2at6TensorESaIS5_EE
+    sim_torch_backward";
+
+const LIBRARIES: [(&str, &str); 5] = [
+    ("libcuda.so.1", DRIVER),
+    ("libcudart.so.12", RUNTIME),
+    ("libc10.so", C10),
+    ("libc10_cuda.so", C10_CUDA),
+    ("libtorch_cpu.so", TORCH_CPU),
+];
+
 #[test]
 fn libraries_export_the_real_names_and_no_other() {
-    for (library, names) in
-        [("libcuda.so.1", DRIVER), ("libcudart.so.12", RUNTIME), ("libc10.so", C10)]
-    {
+    for (library, names) in LIBRARIES {
         let exported = exports(&sim().lib_dir.join(library));
         let found: BTreeSet<_> = exported.iter().map(|(name, ..)| name.as_str()).collect();
         let wanted: BTreeSet<_> = names.split_whitespace().collect();
@@ -104,7 +119,7 @@ fn libraries_export_the_real_names_and_no_other() {
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn every_export_begins_with_push_rbp() {
-    for library in ["libcuda.so.1", "libcudart.so.12", "libc10.so"] {
+    for (library, _) in LIBRARIES {
         for (name, _, first, _) in exports(&sim().lib_dir.join(library)) {
             assert_eq!(first, 0x55, "{library}: {name}");
         }

@@ -18,6 +18,8 @@ use crate::{
 
 /// A process that had more than this on a device used it on purpose.
 const STRAY_BYTES: i64 = 64 << 20;
+/// So did one that had more than one of this many parts of what it had on its main device.
+const STRAY_PART: i64 = 4;
 /// A process may give its contexts back at its end.
 const CLEAN_UP_NS: i64 = 2_000_000_000;
 
@@ -100,8 +102,10 @@ fn allocated(share: &Share) -> i64 {
 /// The share of the context's device, if that is not where the process works.
 fn stray<'a>(process: &'a Process, main: &Share, context: &ContextFacts) -> Option<&'a Share> {
     let share = process.shares.iter().find(|share| share_is_at(share, &context.place))?;
-    let used = allocated(share) > STRAY_BYTES || share.level(Level::Managed).is_some();
-    (!std::ptr::eq(share, main) && !used).then_some(share)
+    let bytes = allocated(share);
+    let used = bytes > STRAY_BYTES.min(allocated(main) / STRAY_PART);
+    let managed = share.level(Level::Managed).is_some();
+    (!std::ptr::eq(share, main) && !used && !managed).then_some(share)
 }
 
 fn finding(

@@ -88,6 +88,18 @@ fn several_devices_in_real_use_are_the_programs_choice() {
 }
 
 #[test]
+fn a_small_program_that_spreads_itself_uses_every_device() {
+    for (bytes, stray) in [(2 * MIB, true), (26 * MIB, false)] {
+        let mut scene = Scene::new(60);
+        scene.process(7, "./app");
+        scene.alloc(7, 1, 1.0, 28 * MIB);
+        scene.context(7, 0, 2.0, "cuDevicePrimaryCtxRetain", 0);
+        scene.alloc(7, 0, 3.0, bytes);
+        assert_eq!(contexts(&scene).len(), usize::from(stray), "{bytes}");
+    }
+}
+
+#[test]
 fn without_memory_anywhere_no_device_is_the_main_one() {
     let mut scene = Scene::new(60);
     scene.process(7, "./app");
