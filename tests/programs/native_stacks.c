@@ -1,6 +1,6 @@
 /* native_stacks MODE [PATH PATH]: allocates from known chains of calls, and says which.
  *
- *   STACK scenario bytes function function...     innermost first, up to the outermost known one
+ *   STACK scenario bytes function function...     innermost first, as far as they are told
  *
  * chain      from main, three times
  * deep       from stacks of some 32 and 110 KiB, six times each
@@ -61,11 +61,11 @@ KEPT void start_cuda(void)
     MUST(cuCtxSetCurrent(context));
 }
 
-static void chain(const char *scenario)
+KEPT void chain(const char *scenario)
 {
     start_cuda();
     for (int i = 0; i < 3; i++) {
-        expect(scenario, "innermost middle outer main");
+        expect(scenario, "innermost middle outer chain");
         CALL(outer());
     }
 }
@@ -81,12 +81,12 @@ KEPT void deep(int depth)
     room[0] = room[depth % 1024];
 }
 
-static void go_deep(const char *scenario, int depth)
+KEPT void go_deep(const char *scenario, int depth)
 {
     char said[4096] = "innermost";
     for (int i = 0; i <= depth; i++)
         strcat(said, " deep");
-    strcat(said, " main");
+    strcat(said, " go_deep main");
     for (int i = 0; i < 6; i++) {
         expect(scenario, said);
         CALL(deep(depth));
@@ -138,7 +138,7 @@ static user_fn *function(void **library, const char *path, const char *name)
     return (user_fn *)dlsym(*library, name);
 }
 
-static void replaced(const char *path, const char *other)
+KEPT void replaced(const char *path, const char *other)
 {
     void *library;
     user_fn *grow = function(&library, path, "first_grow");
@@ -146,13 +146,13 @@ static void replaced(const char *path, const char *other)
     MUST(rename(other, path));
     start_cuda();
     for (int i = 0; i < 3; i++) {
-        expect("replaced", "first_inner first_grow main");
+        expect("replaced", "first_inner first_grow replaced main");
         CALL(grow(next_bytes));
     }
 }
 
-/* Both are of one size and are closed before the next is opened: the second gets the first's place. */
-static void reopened(const char *path, const char *other)
+/* Both are of one size and each is closed before the next is opened: it gets the other's place. */
+KEPT void reopened(const char *path, const char *other)
 {
     start_cuda();
     user_fn *before = NULL;
@@ -164,9 +164,11 @@ static void reopened(const char *path, const char *other)
             printf("MOVED\n");
         before = grow;
         for (int hit = 0; hit < 3; hit++) {
-            expect("reopened", i % 2 ? "other_inner other_grow main" : "first_inner first_grow main");
+            expect("reopened", i % 2 ? "other_inner other_grow reopened main"
+                                     : "first_inner first_grow reopened main");
             CALL(grow(next_bytes));
         }
+        usleep(300 * 1000); /* in which the agent sees that it is there */
         MUST(dlclose(library));
     }
 }

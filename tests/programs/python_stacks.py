@@ -77,7 +77,7 @@ def nothing(pointer, size):
 def run(scenario, allocate=cuda.cuMemAlloc_v2, warm=0, pause=0.0):
     """Runs a scenario with each of the functions from one line."""
     own = [next(sizes) for _ in range(REPEATS)]
-    calls = [(nothing, 0, 0)] * warm + [(Expectation(scenario.__name__, own), 0, 0)]
+    calls = [(nothing, 0, 0)] * warm + [(Expectation(scenario.__code__.co_name, own), 0, 0)]
     for call, size, wait in calls + [(allocate, size, pause) for size in own]:
         time.sleep(wait) if wait else None
         scenario(call, size)
@@ -393,7 +393,7 @@ UNUSUAL = [
     ("größe", "/tmp/Übung/größe.py"),
     ("模型训练", "/tmp/模型/训练.py"),
     ("f\U0001f980", "/tmp/\U0001f980/\U0001f525.py"),
-    ("semi;colon and\ttab", "/tmp/with space;semicolon.py"),
+    ("semi;colon and space", "/tmp/with space;semicolon.py"),
 ]
 
 

@@ -6,11 +6,8 @@
     reason = "tests and their helpers may panic, and say what they did not test"
 )]
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use agent_tests::{
     agent::{Agent, Recorded},
-    logs::Logged,
     machine,
     pythons::{Python, SUPPORTED, pythons},
     sim::SimDevice,
@@ -87,7 +84,9 @@ fn outcome(python: &Python, recorded: &Recorded) -> (Vec<Expected>, Stacks) {
     }
     let expected = recorded.lines.iter().filter_map(|line| Expected::parse(line)).collect();
     let logged = recorded.open().unwrap();
-    assert_eq!(logged.losses().unwrap(), [].into(), "3.{}: {}", python.minor, recorded.said);
+    let mut losses = logged.losses().unwrap();
+    losses.remove("exit_without_enter"); // the first call of a child, in which the probes came
+    assert_eq!(losses, [].into(), "3.{}: {}", python.minor, recorded.said);
     (expected, Stacks::read(&logged).unwrap())
 }
 

@@ -92,7 +92,7 @@ const PROGRAMS: &[(&str, &str, &[&str])] = &[
     ("free_other_thread", "free_other_thread.c", &["-l:libcuda.so.1"]),
     ("hold", "hold.c", &["-l:libcuda.so.1"]),
     ("libfirst.so", "native_user.c", &["-shared", "-fPIC", "-O2", "-DPREFIX=first_"]),
-    ("libother.so", "native_user.c", &["-shared", "-fPIC", "-O2", "-DPREFIX=other_"]),
+    ("libother.so", "native_user.c", &["-shared", "-fPIC", "-O2", "-DPREFIX=other_", "-DLATER"]),
     (
         "native_stacks",
         "native_stacks.c",
