@@ -1,4 +1,4 @@
-/* native_stacks MODE [PATH PATH]: allocates from known chains of calls, and says which.
+/* native_stacks MODE...: allocates from known chains of calls, and says which.
  *
  *   STACK scenario bytes function function...     innermost first, as far as they are told
  *
@@ -6,15 +6,16 @@
  * deep       from stacks of some 32 and 110 KiB, six times each
  * thread     from a thread
  * fork       from a child that is forked before CUDA is used
- * deleted    from an executable that is no longer on disk
- * replaced   from a library (first PATH) whose file is replaced by another (second PATH)
- * reopened   from a library that is closed, and from another that takes its place in memory
+ * deleted    deletes the executable, for what comes after
+ * replaced PATH PATH    from a library whose file is replaced by the other
+ * reopened PATH PATH    from a library that is closed, and from another that takes its place
  * pending    inside another traced call, whose return probe waits on the stack */
 #define _GNU_SOURCE
 #include "truth.h"
 
 #include <cuda.h>
 #include <dlfcn.h>
+#include <link.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <sys/wait.h>
@@ -86,7 +87,7 @@ KEPT void go_deep(const char *scenario, int depth)
     char said[4096] = "innermost";
     for (int i = 0; i <= depth; i++)
         strcat(said, " deep");
-    strcat(said, " go_deep main");
+    strcat(said, " go_deep run main");
     for (int i = 0; i < 6; i++) {
         expect(scenario, said);
         CALL(deep(depth));
@@ -146,7 +147,7 @@ KEPT void replaced(const char *path, const char *other)
     MUST(rename(other, path));
     start_cuda();
     for (int i = 0; i < 3; i++) {
-        expect("replaced", "first_inner first_grow replaced main");
+        expect("replaced", "first_inner first_grow replaced run main");
         CALL(grow(next_bytes));
     }
 }
@@ -155,17 +156,18 @@ KEPT void replaced(const char *path, const char *other)
 KEPT void reopened(const char *path, const char *other)
 {
     start_cuda();
-    user_fn *before = NULL;
+    ElfW(Addr) before = 0;
     for (int i = 0; i < 6; i++) {
         void *library;
         user_fn *grow = function(&library, i % 2 ? other : path, i % 2 ? "other_grow" : "first_grow");
         EXPECT(grow);
-        if (before && before != grow)
+        ElfW(Addr) place = ((struct link_map *)library)->l_addr;
+        if (before && before != place)
             printf("MOVED\n");
-        before = grow;
+        before = place;
         for (int hit = 0; hit < 3; hit++) {
-            expect("reopened", i % 2 ? "other_inner other_grow reopened main"
-                                     : "first_inner first_grow reopened main");
+            expect("reopened", i % 2 ? "other_inner other_grow reopened run main"
+                                     : "first_inner first_grow reopened run main");
             CALL(grow(next_bytes));
         }
         usleep(300 * 1000); /* in which the agent sees that it is there */
@@ -207,10 +209,17 @@ static void pending(void)
     }
 }
 
-int main(int argc, char **argv)
+static void delete_executable(void)
 {
-    const char *mode = argc > 1 ? argv[1] : "chain";
-    truth_begin();
+    char path[4096];
+    ssize_t length = readlink("/proc/self/exe", path, sizeof path - 1);
+    EXPECT(length > 0);
+    path[length] = 0;
+    MUST(unlink(path));
+}
+
+KEPT void run(const char *mode, char ***rest)
+{
     if (!strcmp(mode, "chain")) {
         chain(mode);
     } else if (!strcmp(mode, "deep")) {
@@ -222,15 +231,20 @@ int main(int argc, char **argv)
     } else if (!strcmp(mode, "fork")) {
         forked();
     } else if (!strcmp(mode, "deleted")) {
-        MUST(unlink(argv[0]));
-        chain(mode);
-    } else if (!strcmp(mode, "replaced") && argc > 3) {
-        replaced(argv[2], argv[3]);
-    } else if (!strcmp(mode, "reopened") && argc > 3) {
-        reopened(argv[2], argv[3]);
+        delete_executable();
     } else if (!strcmp(mode, "pending")) {
         pending();
+    } else {
+        const char *path = *++*rest, *other = *++*rest;
+        (!strcmp(mode, "replaced") ? replaced : reopened)(path, other);
     }
+}
+
+int main(int argc, char **argv)
+{
+    truth_begin();
+    for (char **rest = argv + 1; argc > 1 && *rest; rest++)
+        run(*rest, &rest);
     fflush(stdout);
     return 0;
 }

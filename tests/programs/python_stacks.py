@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """Allocates in every way in which Python code can come to call a C function, and says from where.
 
-python_stacks.py [SCENARIO...]
+python_stacks.py
 
 Each scenario runs twice with one and the same code: once `call` writes down the stack that Python
-itself sees, once it is the driver's cuMemAlloc_v2. The sizes are unique; truth, on stdout:
+itself sees, once it is the driver's cuMemAlloc_v2. The sizes are unique, and above (3 + R) << 24 in rank R; truth, on stdout:
 
     PID n
     STACK {"scenario": .., "bytes": .., "frames": [[function, file, line], ...]}    innermost first
     REUSED reused=N alike=N    how many code objects had an earlier one's address
-    MISSED word     this interpreter can't run the scenario
+    MISSED ...      a scenario that this interpreter can't run
 
 Functions are named as `frames` names them: by qualified name from 3.11 on. Needs the simulated
 libcuda.so.1 on LD_LIBRARY_PATH. Python 3.8 or later.
@@ -502,16 +502,17 @@ def child():
 
 
 def children():
-    """A forked and a started child, before this process has used CUDA."""
+    """A forked child and two ranks, before this process has used CUDA."""
     global sizes
     own, sizes = sizes, itertools.count((2 << 24) + 512, 512)
     forked = multiprocessing.get_context("fork").Process(target=child)
     forked.start()
     sizes = own
-    started = subprocess.Popen([sys.executable, os.path.abspath(__file__), "child"],
-                               env=dict(os.environ, FIRST="3"))
+    command = [sys.executable, os.path.abspath(__file__), "child"]
+    ranks = [subprocess.Popen(command, env=dict(os.environ, FIRST=str(3 + rank), RANK=str(rank)))
+             for rank in range(2)]
     forked.join()
-    if forked.exitcode or started.wait():
+    if forked.exitcode or any([rank.wait() for rank in ranks]):
         raise RuntimeError("a child failed")
 
 
