@@ -221,7 +221,7 @@ static void delete_executable(void)
 KEPT void run(const char *mode, char ***rest)
 {
     if (!strcmp(mode, "chain")) {
-        chain(mode);
+        CALL(chain(mode));
     } else if (!strcmp(mode, "deep")) {
         start_cuda();
         go_deep("deep", 28);
@@ -236,7 +236,7 @@ KEPT void run(const char *mode, char ***rest)
         pending();
     } else {
         const char *path = *++*rest, *other = *++*rest;
-        (!strcmp(mode, "replaced") ? replaced : reopened)(path, other);
+        CALL((!strcmp(mode, "replaced") ? replaced : reopened)(path, other));
     }
 }
 

@@ -499,6 +499,12 @@ def in_child(call, size):
 def child():
     start_cuda()
     run(in_child)
+    linger()
+
+
+def linger():
+    """Code objects with long line tables, and libraries, are looked at while they are there."""
+    time.sleep(0.5)
 
 
 def children():
@@ -542,6 +548,7 @@ def everything():
         run(scenario, pause=0.03)
     same_address()
     subinterpreter()
+    linger()
 
 
 def main():
