@@ -497,13 +497,14 @@ def in_child(call, size):
 
 
 def child():
+    linger()
     start_cuda()
     run(in_child)
     linger()
 
 
 def linger():
-    """Code objects with long line tables, and libraries, are looked at while they are there."""
+    """The agent looks at a process, its libraries and long line tables while they are there."""
     time.sleep(0.5)
 
 
@@ -544,8 +545,8 @@ def everything():
         run(scenario, warm=WARM)
     for scenario in (straight_held, nested, callback, generator):
         run(scenario, allocate=held.cuMemAlloc_v2)
-    for scenario in (recursion_50, recursion_300):
-        run(scenario, pause=0.03)
+    run(recursion_50, pause=0.1)  # in which the agent asks for more of the stack
+    run(recursion_300)
     same_address()
     subinterpreter()
     linger()
