@@ -194,13 +194,17 @@ pub struct Window {
     pub bits: [u64; WINDOW_WORDS],
 }
 
+/// Windows of [`ExecutablePages`].
+pub const WINDOWS: usize = 3;
+
 /// Where a process has executable code: the words of a stack that point there tell call paths
-/// apart. One window is for the executable, one for the libraries.
+/// apart. One window is for the executable, one for the libraries, and one for what lies far from
+/// both: libraries that ask for their address, or that are loaded after a large reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ExecutablePages {
-    /// The two windows.
-    pub windows: [Window; 2],
+    /// The windows, by address; the last ones may be empty.
+    pub windows: [Window; WINDOWS],
 }
 
 const _: () = {

@@ -154,7 +154,10 @@ fn native(thread: &mut Thread, tgid: u32, sp: u64) -> u64 {
         if n >= count {
             break;
         }
-        if executable(&pages.windows[0], *word) || executable(&pages.windows[1], *word) {
+        if executable(&pages.windows[0], *word)
+            || executable(&pages.windows[1], *word)
+            || executable(&pages.windows[2], *word)
+        {
             key = hash::mix(key, *word);
         }
     }

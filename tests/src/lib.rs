@@ -3,4 +3,6 @@
 pub mod agent;
 pub mod logs;
 pub mod machine;
+pub mod pythons;
 pub mod sim;
+pub mod stacks;

@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use agent_common::stack::{ExecutablePages, WINDOW_BITS, WINDOW_WORDS, Window};
+use agent_common::stack::{ExecutablePages, WINDOW_BITS, WINDOW_WORDS, WINDOWS, Window};
 
 use super::{Module, Modules};
 use crate::host::{Host, Mapping};
@@ -113,9 +113,9 @@ impl AddressSpace {
 
     /// The bits by which the kernel half tells return addresses from other words of a stack.
     ///
-    /// The widest gap between two files' code splits the address space: the executable lies
-    /// terabytes below the libraries. Where all lies together, the second window is empty.
-    #[expect(clippy::large_stack_arrays, reason = "32 KiB, from where they go to the heap")]
+    /// The widest gaps between files' code split the address space: the executable lies terabytes
+    /// below the libraries. A window over such a gap would be so coarse that it takes data for
+    /// code. Where all lies together, windows are empty.
     pub fn executable_pages(&self) -> Box<ExecutablePages> {
         let ranges: Vec<(u64, u64)> = self
             .codes
@@ -123,14 +123,27 @@ impl AddressSpace {
             .filter(|code| matches!(&code.content, Content::Module(module) if module.is_elf()))
             .map(|code| (code.start, code.end))
             .collect();
-        let gap = |pair: &[(u64, u64)]| match pair {
-            [before, after] => after.0.saturating_sub(before.1),
-            _ => 0,
-        };
-        let widest = ranges.windows(2).enumerate().max_by_key(|(_, pair)| gap(pair));
-        let split = widest.map_or(ranges.len(), |(at, _)| at + 1);
-        let (low, high) = ranges.split_at(split.min(ranges.len()));
-        Box::new(ExecutablePages { windows: [window(low), window(high)] })
+        let mut gaps: Vec<(u64, usize)> = ranges
+            .windows(2)
+            .enumerate()
+            .map(|(at, pair)| match pair {
+                [before, after] => (after.0.saturating_sub(before.1), at + 1),
+                _ => (0, at + 1),
+            })
+            .collect();
+        gaps.sort_unstable_by(|one, other| other.cmp(one));
+        let mut splits: Vec<usize> = gaps.into_iter().map(|(_, at)| at).take(WINDOWS - 1).collect();
+        splits.sort_unstable();
+        splits.resize(WINDOWS - 1, ranges.len());
+        let mut rest = ranges.as_slice();
+        let mut done = 0;
+        let windows = std::array::from_fn(|at| {
+            let end = splits.get(at).copied().unwrap_or(ranges.len());
+            let (own, after) = rest.split_at((end - done).min(rest.len()));
+            (rest, done) = (after, end);
+            window(own)
+        });
+        Box::new(ExecutablePages { windows })
     }
 }
 
@@ -314,9 +327,39 @@ mod tests {
         let own = executable_and_libraries_have_a_window_each as *const () as u64;
         let libc = libc::getpid as *const () as u64;
         assert!(marked(&pages.windows[0], own), "{own:#x}");
-        assert!(marked(&pages.windows[1], libc), "{libc:#x}");
+        assert!(pages.windows[1..].iter().any(|window| marked(window, libc)), "{libc:#x}");
         assert!(pages.windows.iter().all(|window| window.shift <= 14));
         let stack = 0_u64;
         assert!(!pages.windows.iter().any(|window| marked(window, (&raw const stack) as u64)));
+    }
+
+    #[test]
+    fn code_that_lies_far_apart_makes_no_window_coarse() {
+        let (host, mut modules) = (Host::live(), Modules::default());
+        let own = AddressSpace::read(&host, std::process::id(), &mut modules).unwrap();
+        let module = own.modules().find(|module| module.is_elf()).unwrap();
+        let code = |start: u64| Code {
+            start,
+            end: start + 4096,
+            offset: 0,
+            content: Content::Module(Arc::clone(module)),
+        };
+        let spread = |starts: &[u64]| {
+            let codes = starts.iter().map(|start| code(*start)).collect();
+            AddressSpace { codes }.executable_pages()
+        };
+        let (low, exe, lib) = (0x20_0000, 0x5555_0000_0000, 0x7f00_0000_0000);
+        let pages = spread(&[low, exe, exe + 0x5000, lib, lib + 0x100_0000]);
+        for (window, starts) in
+            pages.windows.iter().zip([&[low][..], &[exe, exe + 0x5000], &[lib, lib + 0x100_0000]])
+        {
+            assert_eq!(window.shift, MIN_SHIFT);
+            assert!(starts.iter().all(|start| marked(window, *start)));
+            assert!(!marked(window, starts[0] + 0x1000));
+        }
+        let pages = spread(&[exe, lib]);
+        assert!(marked(&pages.windows[0], exe) && marked(&pages.windows[1], lib));
+        assert_eq!(pages.windows[2].bits, [0; WINDOW_WORDS]);
+        assert_eq!(spread(&[]).windows[0].bits, [0; WINDOW_WORDS]);
     }
 }

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     attach::worker::Command,
-    clock::Anchor,
+    clock::{self, Anchor},
     host::Host,
     live::{
         Message,
@@ -59,6 +59,10 @@ pub struct Looked {
 /// Stacks whose frames are kept for backward passes.
 const KEPT_STACKS: usize = 1 << 15;
 
+/// A process's mappings are read for its stacks in at most one in so many parts of the time: its
+/// frameworks map thousands of files, and while it starts most stacks are new.
+const REST: u64 = 20;
+
 /// What a process has.
 #[derive(Default)]
 struct Process {
@@ -69,8 +73,24 @@ struct Process {
     stacks: HashMap<u64, i64>,
     /// When it was last looked at, `CLOCK_BOOTTIME`.
     looked_ns: u64,
+    /// When `space` was read last, and before when it is not read again for a stack alone.
+    read_ns: u64,
+    rest_ns: u64,
     /// The process ended: dropped with the next batch.
     ended: bool,
+}
+
+impl Process {
+    /// Whether something may have been mapped between the last reading and a stack: a library that
+    /// took the place of another would lend it its names.
+    fn may_have_changed(&self, stack_ns: u64) -> bool {
+        self.space.is_none() || (self.read_ns < stack_ns && self.rest_ns <= clock::boot_ns())
+    }
+
+    /// The program that is known here is the one that ended, not the one that was executed then.
+    fn is_over(&self, end: &RawLife) -> bool {
+        end.kind == KIND_EXIT || self.looked_ns < end.ts_ns
+    }
 }
 
 /// A code object with its names interned.
@@ -150,6 +170,14 @@ impl Resolver {
         for begin in &batch.begins {
             self.forked(begin);
         }
+        for end in &batch.ends {
+            // The batch's stacks are from before: what is mapped by now is another program's.
+            if let Some(process) = self.processes.get_mut(&end.tgid)
+                && process.is_over(end)
+            {
+                process.rest_ns = u64::MAX;
+            }
+        }
         for raw in std::mem::take(&mut batch.stacks) {
             match raw.first() {
                 Some(&KIND_CODE) if self.code(&raw).is_some() => {}
@@ -164,7 +192,7 @@ impl Resolver {
             let Some(process) = self.processes.get_mut(&end.tgid) else { continue };
             if end.kind == KIND_EXIT {
                 process.ended = true;
-            } else if process.looked_ns < end.ts_ns {
+            } else if process.is_over(end) {
                 *process = Process::default();
             }
         }
@@ -198,6 +226,7 @@ impl Resolver {
 
     /// Reads the process's mappings, and tells the kernel half where it has code.
     fn read_space(&mut self, tgid: u32) {
+        let begin_ns = clock::boot_ns();
         let process = self.processes.entry(tgid).or_default();
         let changed = if let Some(space) = &mut process.space {
             space.refresh(&self.host, tgid, &mut self.modules)
@@ -205,6 +234,9 @@ impl Resolver {
             process.space = AddressSpace::read(&self.host, tgid, &mut self.modules);
             process.space.is_some()
         };
+        process.read_ns = begin_ns;
+        let took_ns = clock::boot_ns().saturating_sub(begin_ns);
+        process.rest_ns = begin_ns.saturating_add(took_ns.saturating_mul(REST));
         if changed && let Some(space) = &process.space {
             let pages = space.executable_pages();
             // The attaching thread lives as long as the recording.
@@ -294,7 +326,8 @@ impl Resolver {
 
     /// Unwinds into `self.native`; gives why the walk did not reach the thread's start.
     fn unwind(&mut self, raw: &RawStack, copy: &[u8]) -> Option<String> {
-        if self.processes.get(&raw.tgid).is_none_or(|process| process.space.is_none()) {
+        let process = self.processes.get(&raw.tgid);
+        if process.is_none_or(|process| process.may_have_changed(raw.ts_ns)) {
             self.read_space(raw.tgid);
         }
         let mut end = self.walk(raw, copy);

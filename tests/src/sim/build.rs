@@ -97,6 +97,23 @@ const PROGRAMS: &[(&str, &str, &[&str])] = &[
     ("fork_child", "fork_child.c", &["-l:libcuda.so.1"]),
     ("free_other_thread", "free_other_thread.c", &["-l:libcuda.so.1"]),
     ("hold", "hold.c", &["-l:libcuda.so.1"]),
+    ("libfirst.so", "native_user.c", &["-shared", "-fPIC", "-O2", "-DPREFIX=first_"]),
+    ("libother.so", "native_user.c", &["-shared", "-fPIC", "-O2", "-DPREFIX=other_", "-DLATER"]),
+    (
+        "native_stacks",
+        "native_stacks.c",
+        &["-l:libcuda.so.1", "-ldl", "-O2", "-fomit-frame-pointer", "-fPIE", "-pie"],
+    ),
+    (
+        "native_stacks_fixed",
+        "native_stacks.c",
+        &["-l:libcuda.so.1", "-ldl", "-O2", "-fomit-frame-pointer", "-fno-pie", "-no-pie"],
+    ),
+    (
+        "native_stacks_stripped",
+        "native_stacks.c",
+        &["-l:libcuda.so.1", "-ldl", "-O2", "-fomit-frame-pointer", "-s", "-rdynamic"],
+    ),
     ("runtime_shared", "runtime.c", &["-l:libcudart.so.12"]),
     ("runtime_static", "runtime.c", &["-l:libcudart_static.a", "-ldl"]),
     ("smi", "smi.c", &["-l:libnvidia-ml.so.1"]),
