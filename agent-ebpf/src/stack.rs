@@ -4,7 +4,6 @@ use core::ffi::c_void;
 
 use agent_common::{
     loss::Loss,
-    python::PythonConfig,
     stack::{
         CFRAMES, COPY_BYTES, ExecutablePages, FLAG_BACKWARD, FLAG_VERIFY, KIND_STACK,
         LARGE_COPY_BYTES, PENDING_RETURNS, PYTHON_FRAMES, RawPythonFrame, RawReturn, RawStack,
@@ -71,6 +70,9 @@ pub(crate) fn forget(tgid: u32) {
 }
 
 /// The key of the calling thread's stack; 0 where none is taken.
+///
+/// What differs between the paths through this is kept in the thread's memory, which the verifier
+/// does not follow: in registers, each path would have it go through all loops that come after.
 #[inline(never)]
 pub(crate) fn key(ctx: *mut c_void, ids: u64) -> u64 {
     if !enabled() {
@@ -79,18 +81,18 @@ pub(crate) fn key(ctx: *mut c_void, ids: u64) -> u64 {
     let Some(thread) = thread::current(ids) else { return 0 };
     let tgid = (ids >> 32) as u32;
     let regs = regs::read(ctx);
-    let python = python::config(tgid);
-    let chain = if let Some(config) = python {
-        python::walk(thread, config)
-    } else {
-        (thread.frame_count, thread.cframe_count, thread.flags) = (0, 0, 0);
-        0
-    };
-    let caller = if thread.autograd == 1 { backward::caller(tgid) } else { 0 };
-    let mut key = hash::mix(hash::mix(thread.salt, chain), caller);
+    (thread.frame_count, thread.cframe_count, thread.flags) = (0, 0, 0);
+    (thread.chain, thread.caller) = (0, 0);
+    if let Some(config) = python::config(tgid) {
+        thread.chain = python::walk(thread, config);
+    }
+    if thread.autograd == 1 {
+        thread.caller = backward::caller(tgid);
+    }
+    let mut key = hash::mix(hash::mix(thread.salt, thread.chain), thread.caller);
     key = hash::mix(hash::mix(key, regs.sp), regs.lr);
     key = hash::mix(key, native(thread, tgid, regs.sp)) | 1;
-    send_unless_seen(thread, python, &Wanted { regs, ids, key, caller });
+    send_unless_seen(thread, &Wanted { regs, ids, key });
     key
 }
 
@@ -99,38 +101,41 @@ struct Wanted {
     regs: Registers,
     ids: u64,
     key: u64,
-    caller: u64,
 }
 
+/// `Thread::sending`: not at all, or with which copy. `FLAG_VERIFY` is added to it.
+const SEND_NOT: u64 = 0;
+const SEND: u64 = 1 << 8;
+const SEND_LARGE: u64 = 1 << 9;
+
 #[inline(always)]
-fn send_unless_seen(thread: &mut Thread, python: Option<&PythonConfig>, wanted: &Wanted) {
-    let mut flags = 0;
-    let mut large = false;
+fn send_unless_seen(thread: &mut Thread, wanted: &Wanted) {
+    thread.sending = SEND;
     if let Some(count) = SEEN.get_ptr_mut(wanted.key) {
         // SAFETY: a map value, valid until the program returns. Two threads that count at once may
         // count one: nothing depends on it.
         let count = unsafe { &mut *count };
-        large = *count == WANTED;
+        thread.sending = if *count == WANTED { SEND_LARGE } else { SEND_NOT };
         *count = count.wrapping_add(1);
-        if !large {
-            if *count & (VERIFY_EVERY - 1) != 0 {
-                return;
-            }
-            flags = FLAG_VERIFY;
+        if *count & (VERIFY_EVERY - 1) == 0 && thread.sending == SEND_NOT {
+            thread.sending = SEND | u64::from(FLAG_VERIFY);
         }
     }
+    if thread.sending == SEND_NOT {
+        return;
+    }
     let tgid = (wanted.ids >> 32) as u32;
-    if let Some(config) = python {
+    if let Some(config) = python::config(tgid) {
         code::define(thread, config, tgid);
     }
-    let sent = if large {
-        send::<LARGE_COPY_BYTES>(thread, wanted, flags)
+    let sent = if thread.sending & SEND_LARGE != 0 {
+        send::<LARGE_COPY_BYTES>(thread, wanted)
     } else {
-        send::<COPY_BYTES>(thread, wanted, flags)
+        send::<COPY_BYTES>(thread, wanted)
     };
     if !sent {
         lose(tgid, Loss::StackRingFull);
-    } else if flags == 0 {
+    } else if thread.sending & u64::from(FLAG_VERIFY) == 0 {
         SEEN.insert(wanted.key, 0, 0).unwrap_or_default();
     }
 }
@@ -141,17 +146,18 @@ fn send_unless_seen(thread: &mut Thread, python: Option<&PythonConfig>, wanted: 
 #[inline(never)]
 fn native(thread: &mut Thread, tgid: u32, sp: u64) -> u64 {
     let mut key = python::word(sp);
-    let mut count = SCANNED_WORDS;
+    thread.scanned = SCANNED_WORDS as u64;
     if thread.frame_count > 0 || !scan::<SCANNED_WORDS>(thread, sp) {
-        count = SCANNED_WORDS / 2;
+        thread.scanned = SCANNED_WORDS as u64 / 2;
         if !scan::<{ SCANNED_WORDS / 2 }>(thread, sp) {
             return key;
         }
     }
     // SAFETY: without preallocation an old value stays valid until the program returns.
     let Some(pages) = (unsafe { PAGES.get(tgid) }) else { return key };
+    let count = thread.scanned;
     for (n, word) in thread.words.iter().enumerate() {
-        if n >= count {
+        if n as u64 >= count {
             break;
         }
         if executable(&pages.windows[0], *word)
@@ -190,13 +196,14 @@ struct Record<const BYTES: usize> {
 }
 
 #[inline(always)]
-fn send<const BYTES: usize>(thread: &Thread, wanted: &Wanted, flags: u8) -> bool {
+fn send<const BYTES: usize>(thread: &Thread, wanted: &Wanted) -> bool {
     let Some(mut entry) = emit::STACKS.reserve::<Record<BYTES>>(0) else { return false };
     // SAFETY: the record is ours until it is submitted, and every field that is read is set.
     let record = unsafe { &mut *entry.as_mut_ptr() };
     let head = &mut record.head;
     head.kind = KIND_STACK;
-    head.flags = flags | thread.flags as u8 | if wanted.caller != 0 { FLAG_BACKWARD } else { 0 };
+    let backward = if thread.caller == 0 { 0 } else { FLAG_BACKWARD };
+    head.flags = thread.sending as u8 | thread.flags as u8 | backward;
     head.frame_count = thread.frame_count as u16;
     head.cframe_count = thread.cframe_count as u16;
     head.tgid = (wanted.ids >> 32) as u32;
@@ -204,7 +211,7 @@ fn send<const BYTES: usize>(thread: &Thread, wanted: &Wanted, flags: u8) -> bool
     // SAFETY: a helper without arguments.
     head.ts_ns = unsafe { bpf_ktime_get_boot_ns() };
     head.key = wanted.key;
-    head.caller_key = wanted.caller;
+    head.caller_key = thread.caller;
     head.ip = wanted.regs.ip;
     head.sp = wanted.regs.sp;
     head.fp = wanted.regs.fp;

@@ -35,6 +35,14 @@ pub(crate) struct Thread {
     pub(crate) python_state: u64,
     /// `FLAG_PYTHON*` of the last walk.
     pub(crate) flags: u64,
+    /// Hash of its Python frames.
+    pub(crate) chain: u64,
+    /// Key of the stack that called its backward pass.
+    pub(crate) caller: u64,
+    /// Words of the stack that its key is made of.
+    pub(crate) scanned: u64,
+    /// Whether and how the stack is sent.
+    pub(crate) sending: u64,
     pub(crate) frame_count: u64,
     pub(crate) cframe_count: u64,
     /// A copy of one Python frame.
