@@ -60,7 +60,8 @@ table! {
 
 table! {
     /// Live bytes by place of allocation, a row a second and stack on change. `stack_id` 0 carries
-    /// the totals of a process and device where no stacks are taken.
+    /// the totals of a process and device, which PyTorch tells itself: what they hold beyond the
+    /// stacks' sum was allocated before the recording began, or its stack is not known.
     SiteUsageRow, "site_usage" {
         /// End of the window that the row tells of.
         ts_ns: i64,
@@ -74,7 +75,7 @@ table! {
         cuda_ordinal: Option<i32>,
         /// Level of the bytes, `tensor` for PyTorch's blocks.
         level: String,
-        /// Key into `stacks`; 0 = all of the process on this device.
+        /// Key into `stacks`; 0 = all of the process on this device; -1 = blocks whose stack was not taken, or lost.
         stack_id: i64,
         /// Bytes alive.
         live_bytes: i64,
