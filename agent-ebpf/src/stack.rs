@@ -48,6 +48,8 @@ fn enabled() -> bool {
     unsafe { core::ptr::read_volatile(&raw const TAKE_STACKS) == 1 }
 }
 
+/// Words of the stack that are looked at below Python frames.
+const FEW_WORDS: usize = 32;
 /// Bytes of a read where the whole copy would go over the end of the stack. What the last one may
 /// leave out lies above every frame: a thread's control block, or the environment.
 const CHUNK: usize = 512;
@@ -141,15 +143,15 @@ fn send_unless_seen(thread: &mut Thread, wanted: &Wanted) {
 }
 
 /// Hash of the words at the stack's beginning that point to code: the return addresses there, and
-/// some that are left from earlier calls. Python frames tell most call paths apart: with them half
-/// as many words do.
+/// some that are left from earlier calls. Python frames tell most call paths apart: with them a few
+/// words do, for what they call into.
 #[inline(never)]
 fn native(thread: &mut Thread, tgid: u32, sp: u64) -> u64 {
     let mut key = python::word(sp);
     thread.scanned = SCANNED_WORDS as u64;
     if thread.frame_count > 0 || !scan::<SCANNED_WORDS>(thread, sp) {
-        thread.scanned = SCANNED_WORDS as u64 / 2;
-        if !scan::<{ SCANNED_WORDS / 2 }>(thread, sp) {
+        thread.scanned = FEW_WORDS as u64;
+        if !scan::<FEW_WORDS>(thread, sp) {
             return key;
         }
     }

@@ -17,7 +17,7 @@ use aya_ebpf::{
 use crate::{hash, lose::lose, task::Task};
 
 /// Words of the stack that tell call paths apart, where no Python frames do as well.
-pub(crate) const SCANNED_WORDS: usize = 512;
+pub(crate) const SCANNED_WORDS: usize = 256;
 /// Words of a buffer for one Python structure.
 pub(crate) const STRUCT_WORDS: usize = 16;
 
