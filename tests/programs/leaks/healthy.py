@@ -94,7 +94,8 @@ def prefetch_queue(dice):
         model.learn(batch_of(dice))
         for _ in range(dice.randrange(3)):
             if len(queue) < 12:
-                queue.append((torch.pin_memory(256 * KIB), torch.empty(dice.randrange(MIB, 2 * MIB))))
+                batch = torch.empty(dice.randrange(MIB, 2 * MIB))
+                queue.append((torch.pin_memory(256 * KIB), batch))
         if queue and dice.random() < 0.9:
             queue.popleft()
 
