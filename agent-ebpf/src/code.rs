@@ -3,7 +3,7 @@
 use agent_common::{
     loss::Loss,
     python::PythonConfig,
-    stack::{FILE_BYTES, KIND_CODE, PYTHON_FRAMES, RawCode, RawPythonFrame, RawText},
+    stack::{FILE_BYTES, FLAG_VERIFY, KIND_CODE, PYTHON_FRAMES, RawCode, RawPythonFrame, RawText},
 };
 use aya_ebpf::{helpers::generated, macros::map, maps::LruHashMap};
 
@@ -18,7 +18,8 @@ use crate::{
 #[map]
 static DEFINED: LruHashMap<u64, u8> = LruHashMap::with_max_entries(32768, 0);
 
-/// Sends the code objects of the walked frames that were not sent before.
+/// Sends the code objects of the walked frames that were not sent before; all of them where the
+/// stack is sent to verify its key, since an address may have got another object.
 #[inline(never)]
 pub(crate) fn define(thread: &mut Thread, config: &PythonConfig, tgid: u32) {
     for n in 0..PYTHON_FRAMES {
@@ -27,7 +28,8 @@ pub(crate) fn define(thread: &mut Thread, config: &PythonConfig, tgid: u32) {
         }
         let frame = thread.frames[n];
         // SAFETY: the value is not used.
-        if frame.definition != 0 && unsafe { DEFINED.get(frame.definition) }.is_none() {
+        let known = unsafe { DEFINED.get(frame.definition) }.is_some();
+        if frame.definition != 0 && (!known || thread.sending & u64::from(FLAG_VERIFY) != 0) {
             send(thread, config, &frame, tgid);
         }
     }

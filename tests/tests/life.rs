@@ -109,6 +109,10 @@ fn a_child_that_calls_at_once_is_seen_or_said_to_be_missed() {
     let logged = recorded.open().unwrap();
     let losses = logged.losses().unwrap();
     assert_eq!(held(&logged, parent), of(&recorded.live(), parent));
+    if logged.lives(child).unwrap().is_empty() {
+        // All of its calls went before: what is never seen can't be told of.
+        return assert_eq!(losses, [].into());
+    }
     if losses.is_empty() {
         assert!(logged.process(child).unwrap().from_start);
         assert_eq!(held(&logged, child), of(&recorded.live(), child));

@@ -316,6 +316,9 @@ impl Resolver {
                 None => incomplete = Some("who called the backward pass is not known".to_owned()),
             }
         }
+        if python.is_empty() && natives.runs_python() {
+            incomplete = Some("taken before the interpreter's frames could be walked".to_owned());
+        }
         if raw.flags & FLAG_PYTHON_CUT != 0 {
             incomplete = Some("more Python frames than are taken".to_owned());
         } else if raw.flags & FLAG_PYTHON_FAULT != 0 {
@@ -450,6 +453,26 @@ struct NativeTable {
     interpreter: Vec<bool>,
 }
 
+impl NativeTable {
+    /// A frame lies in an interpreter, by the name of its file.
+    fn runs_python(&self) -> bool {
+        self.frames.iter().any(|frame| match frame {
+            Frame::Native { module, .. } => is_interpreter(&frame::file_name(&module.path)),
+            _ => false,
+        })
+    }
+}
+
+/// `libpython3.12.so.1.0`, `python3.11`.
+fn is_interpreter(file_name: &str) -> bool {
+    ["libpython3", "python3", "python"].iter().any(|start| {
+        let rest = file_name.strip_prefix(start);
+        rest.is_some_and(|rest| {
+            rest.is_empty() || rest.starts_with(|c: char| c == '.' || c.is_ascii_digit())
+        })
+    })
+}
+
 impl Natives for NativeTable {
     fn is_loop(&self, frame: usize) -> bool {
         self.loops.get(frame).copied().unwrap_or(false)
@@ -472,13 +495,13 @@ mod tests {
 
     /// Resolves records of this process as if the kernel half had sent them.
     fn resolve(records: Vec<Vec<u8>>) -> (Batch, Vec<NewStack>) {
-        let (namer, named) = mpsc::channel();
+        let (namer, stacks) = mpsc::channel();
         let (attach, _commands) = mpsc::channel();
         let want_large = Box::new(|_| {});
         let mut resolver = Resolver::new(Host::live(), Anchor::now(), want_large, namer, attach);
         let batch = resolver.batch(Batch { stacks: records, ..Batch::default() });
         drop(resolver);
-        (batch, named.into_iter().collect())
+        (batch, stacks.into_iter().collect())
     }
 
     fn ours(mut record: Vec<u8>, kind: u8) -> Vec<u8> {

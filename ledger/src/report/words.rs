@@ -9,6 +9,8 @@ pub(super) enum Takes {
     Account,
     /// `PyTorch`'s totals of a process.
     TensorTotals,
+    /// Where memory was allocated: what grows at one place may not show.
+    Places,
     /// Readings of NVML or facts about processes; the account itself is whole.
     Readings,
 }
@@ -24,6 +26,10 @@ pub(super) struct Meaning {
 
 const fn account(text: &'static str) -> Meaning {
     Meaning { text, takes: Takes::Account }
+}
+
+const fn places(text: &'static str) -> Meaning {
+    Meaning { text, takes: Takes::Places }
 }
 
 const fn readings(text: &'static str) -> Meaning {
@@ -59,26 +65,26 @@ const LOSSES: &[(&str, Meaning)] = &[
             takes: Takes::TensorTotals,
         },
     ),
-    ("stack_ring_full", readings("stacks not taken: their kernel buffer was full")),
-    ("thread_table_full", readings("stacks not taken: the kernel's table of threads was full")),
-    ("stack_mismatch", readings("stacks that were another than their key had stood for")),
+    ("stack_ring_full", places("stacks not taken: their kernel buffer was full")),
+    ("thread_table_full", places("stacks not taken: the kernel's table of threads was full")),
+    ("stack_mismatch", places("stacks that were another than their key had stood for")),
     (
         "block_table_full",
         Meaning {
             text: "PyTorch blocks not counted at their site: the kernel's table of them was full",
-            takes: Takes::TensorTotals,
+            takes: Takes::Places,
         },
     ),
     (
         "site_table_full",
         Meaning {
             text: "PyTorch blocks not counted at their site: the kernel's table of sites was full",
-            takes: Takes::TensorTotals,
+            takes: Takes::Places,
         },
     ),
     (
         "tensor_free_missed",
-        Meaning { text: "frees of PyTorch blocks that went by unseen", takes: Takes::TensorTotals },
+        Meaning { text: "frees of PyTorch blocks that went by unseen", takes: Takes::Places },
     ),
     ("undecodable", account("records not understood: agent and kernel half disagree")),
     ("reading_dropped", readings("NVML readings dropped: the account was too far behind")),

@@ -7,6 +7,7 @@ use crate::{
     report::{
         model::{Model, Of, Process},
         units::{counted, show_duration},
+        words::{self, Takes},
     },
 };
 
@@ -72,7 +73,7 @@ impl Nothing {
         } else {
             format!("{growth}{refused}.")
         };
-        let claim = format!("{claim}{}", without_detail(model));
+        let claim = format!("{claim}{}{}", without_detail(model), without_places(model));
         let late = model.processes.iter().filter(|process| process.late).count() as u64;
         if late == 0 {
             return claim;
@@ -91,6 +92,18 @@ fn without_detail(model: &Model) -> String {
             " PyTorch's tensors of {} were not recorded (--detail off): what grows inside its \
              cache would not show.",
             counted(off, "process", "processes")
+        ),
+    }
+}
+
+/// Stacks and blocks whose place is not known: a leak there is no course of its own.
+fn without_places(model: &Model) -> String {
+    let lost = model.losses.iter().filter(|loss| words::takes(&loss.reason) == Takes::Places);
+    match lost.map(|loss| loss.count.unsigned_abs()).sum::<u64>() {
+        0 => String::new(),
+        lost => format!(
+            " The places of {} were lost: what grows there may not show.",
+            counted(lost, "allocation or stack", "allocations or stacks")
         ),
     }
 }
