@@ -125,15 +125,19 @@ def cost(context, outcome, shape):
         turn = random.Random(number).sample(MODES, len(MODES))
         times.append({m: window(context, outcome, program, m, number) for m in turn})
         outcome.table(f"step times, {shape}", list(rows(times)))
+    cost = [one["sites"] - one["alone"] for one in times]
+    theirs = [one["recorder"] - one["alone"] for one in times]
+    outcome.figure("sites, ms more a step, median", round(statistics.median(cost), 3))
+    outcome.figure("PyTorch's recorder, ms more a step, median", round(statistics.median(theirs), 3))
     outcome.expect("the program runs on", program.poll() is None)
     program.stop()
 
 
-@check("train-cost-launch", "a launch-bound step with and without recording", 300)
+@check("train-cost-launch", "a launch-bound step with and without recording", 420)
 def cost_launch(context, outcome):
     cost(context, outcome, "launch")
 
 
-@check("train-cost-gpu", "a GPU-bound step with and without recording", 300)
+@check("train-cost-gpu", "a GPU-bound step with and without recording", 420)
 def cost_gpu(context, outcome):
     cost(context, outcome, "gpu")
