@@ -137,7 +137,8 @@ pub struct RawText {
     pub kind: u8,
     /// The bytes are ASCII (else Latin-1 where `kind` is 1).
     pub ascii: u8,
-    /// Bytes that were copied: whole buffer or nothing, whatever the string's length.
+    /// Bytes that were copied: the whole buffer, its beginning or nothing, whatever the string's
+    /// length.
     pub copied: u16,
 }
 
@@ -159,7 +160,7 @@ pub struct RawCode {
     pub lines_addr: u64,
     /// Bytes of its line table; more than [`LINES_BYTES`] were not copied whole.
     pub lines_bytes: u32,
-    /// Bytes that were copied: the whole buffer or nothing, whatever its length.
+    /// Bytes that were copied: the whole buffer, its beginning or nothing, whatever its length.
     pub lines_copied: u32,
     /// `co_firstlineno`.
     pub first_line: i32,

@@ -108,13 +108,18 @@ impl Text {
     }
 }
 
-/// Fills the buffer; gives the bytes that were copied, all or none.
+/// Bytes that are read where the whole buffer's length goes over the end of what is mapped.
+const FEW_BYTES: u32 = 64;
+
+/// Fills the buffer, or its beginning; gives the bytes that were copied.
 #[inline(always)]
 fn copy<const N: usize>(to: &mut [u8; N], address: u64) -> u32 {
     let to: *mut [u8; N] = to;
     // SAFETY: the buffer is as long; the helper checks the address and fails instead of faulting.
-    let result =
-        unsafe { generated::bpf_probe_read_user(to.cast(), N as u32, address as *const _) };
-    // 0 where it succeeded, else -1 and less.
-    N as u32 & !(result >> 63) as u32
+    let whole = unsafe { generated::bpf_probe_read_user(to.cast(), N as u32, address as *const _) };
+    // SAFETY: as above, and every buffer is longer.
+    let few = unsafe { generated::bpf_probe_read_user(to.cast(), FEW_BYTES, address as *const _) };
+    // 0 where a read succeeded, else -1 and less: all ones where it failed.
+    let (whole, few) = ((whole >> 63) as u32, (few >> 63) as u32);
+    N as u32 & !whole | FEW_BYTES & whole & !few
 }

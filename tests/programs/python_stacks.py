@@ -505,7 +505,7 @@ def child():
 
 def linger():
     """The agent looks at a process, its libraries and long line tables while they are there."""
-    time.sleep(0.5)
+    time.sleep(2)
 
 
 def children():

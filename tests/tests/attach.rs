@@ -110,7 +110,8 @@ fn a_library_that_an_attached_program_opens_later_is_probed_in_time() {
     let state = logged.at_end().unwrap();
     assert_eq!(blocks(&state, process.proc_id), true_blocks(&live));
     let mut losses = logged.losses().unwrap();
-    losses.remove("exit_without_enter"); // cuInit, where it was under way when the probes came
+    // cuInit, which was under way when the probes came: that it was the first call can't be told.
+    losses.retain(|reason, _| !["exit_without_enter", "start_not_seen"].contains(&reason.as_str()));
     assert_eq!(losses, [].into());
 }
 
@@ -128,6 +129,7 @@ fn a_library_that_nobody_had_mapped_is_probed_in_time_on_the_whole_host() {
     let state = logged.at_end().unwrap();
     assert_eq!(blocks(&state, process.proc_id), true_blocks(&live));
     let mut losses = logged.losses().unwrap();
-    losses.remove("exit_without_enter"); // cuInit, where it was under way when the probes came
+    // cuInit, which was under way when the probes came: that it was the first call can't be told.
+    losses.retain(|reason, _| !["exit_without_enter", "start_not_seen"].contains(&reason.as_str()));
     assert_eq!(losses, [].into());
 }

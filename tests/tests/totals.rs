@@ -31,7 +31,7 @@ fn pytorchs_totals_and_peaks_are_the_programs_own() {
     let logged = recorded.open().unwrap();
     let pid = recorded.pid().unwrap();
     let process = logged.process(pid).unwrap();
-    assert_eq!(process.detail, "totals");
+    assert_eq!(process.detail, "sites");
 
     let samples: Vec<_> = logged
         .rows::<ProcessSampleRow>()
@@ -55,7 +55,8 @@ fn pytorchs_totals_and_peaks_are_the_programs_own() {
     assert_eq!(reserved, said.iter().map(|row| row.1).max().unwrap());
 
     let usage: Vec<_> = logged.rows::<SiteUsageRow>().unwrap();
-    let last = usage.iter().rfind(|row| row.proc_id == process.proc_id).unwrap();
+    let last =
+        usage.iter().rfind(|row| row.proc_id == process.proc_id && row.stack_id == 0).unwrap();
     let made = truth::made(&trained).unwrap();
     assert_eq!((last.allocs as u64, last.frees as u64), (made.allocs, made.frees));
     assert_eq!(last.live_bytes, torch(&trained).0);

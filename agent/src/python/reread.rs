@@ -5,7 +5,7 @@
 
 use agent_common::{
     python::{CODE_READ_BYTES, PythonConfig},
-    stack::{RawCode, RawText},
+    stack::{FILE_BYTES, NAME_BYTES, RawCode, RawText},
 };
 
 /// Longest line table that is read: enough for some 30,000 lines of dense code.
@@ -27,14 +27,22 @@ pub(super) fn complete(
     read: impl FnMut(u64, &mut [u8]) -> bool,
 ) -> (RawCode, Table) {
     let copied = copied_table(raw);
-    let is_whole = has_text(raw.name_text) && has_text(raw.file_text) && !copied.is_cut;
+    let is_whole = has_text(raw.name_text, NAME_BYTES)
+        && has_text(raw.file_text, FILE_BYTES)
+        && !copied.is_cut;
     let completed = if is_whole { None } else { Reader { config, read }.complete(raw, &copied) };
-    completed.unwrap_or((*raw, copied))
+    let (mut done, table) = completed.unwrap_or((*raw, copied));
+    if !has_text(done.file_text, FILE_BYTES) {
+        // What was copied is not the end of the name.
+        done.file_text.copied = 0;
+    }
+    (done, table)
 }
 
 /// Whether the characters of a string came along. (Kind 0: not even its length could be read.)
-fn has_text(text: RawText) -> bool {
-    text.kind != 0 && (text.copied > 0 || text.length == 0)
+fn has_text(text: RawText, room: usize) -> bool {
+    let whole = u64::from(text.length) * u64::from(text.kind);
+    text.kind != 0 && u64::from(text.copied) >= whole.min(room as u64)
 }
 
 /// The part of the table that was copied. A length of 0 without a copy may be an unknown length.
@@ -56,12 +64,12 @@ impl<F: FnMut(u64, &mut [u8]) -> bool> Reader<'_, F> {
     fn complete(&mut self, raw: &RawCode, copied: &Table) -> Option<(RawCode, Table)> {
         let object = self.object(raw)?;
         let mut done = *raw;
-        if !has_text(raw.name_text)
+        if !has_text(raw.name_text, NAME_BYTES)
             && let Some(text) = self.text(object.name, &mut done.name, false)
         {
             done.name_text = text;
         }
-        if !has_text(raw.file_text)
+        if !has_text(raw.file_text, FILE_BYTES)
             && let Some(text) = self.text(object.file, &mut done.file, true)
         {
             done.file_text = text;
