@@ -211,7 +211,7 @@ mod tests {
     fn a_stack_and_its_frames_are_written_once() {
         let mut namer = Namer::default();
         let frames: Arc<[Frame]> =
-            [python("/home/a/model.py", 7, "f;g"), python("/home/a/train.py", 3, "<module>")]
+            [python("/data/a/model.py", 7, "f;g"), python("/data/a/train.py", 3, "<module>")]
                 .into();
         let stack = NewStack {
             stack_id: 5,

@@ -190,8 +190,8 @@ mod tests {
             so("libc10.so", "report"),
             so("libtorch_cpu.so", "at::empty"),
             py("/venv/lib/python3.12/site-packages/torch/nn/linear.py", 125, "forward"),
-            py("/home/ann/model.py", 87, "Block.forward"),
-            py("/home/ann/train.py", 41, "main"),
+            py("/data/ann/model.py", 87, "Block.forward"),
+            py("/data/ann/train.py", 41, "main"),
         ];
         assert_eq!(site(&frames), "model.py:87 Block.forward");
     }
@@ -200,7 +200,7 @@ mod tests {
     fn the_standard_library_is_not_ones_own() {
         for path in [
             "/usr/lib/python3.11/threading.py",
-            "/root/.pyenv/versions/3.8.18/lib/python3.8/runpy.py",
+            "/opt/pyenv/versions/3.8.18/lib/python3.8/runpy.py",
             "/opt/x/lib64/python3.13/functools.py",
             "/usr/lib/python311.zip/x.py",
             "<frozen importlib._bootstrap>",
@@ -208,7 +208,7 @@ mod tests {
         ] {
             assert!(!Rule::default().is_own(&py(path, 1, "f")), "{path}");
         }
-        for path in ["/home/lib/python3x/a.py", "/srv/python3/train.py", "<stdin>", "train.py"] {
+        for path in ["/data/lib/python3x/a.py", "/srv/python3/train.py", "<stdin>", "train.py"] {
             assert!(Rule::default().is_own(&py(path, 1, "f")), "{path}");
         }
     }
@@ -229,7 +229,7 @@ mod tests {
         let frames = [
             so("libcuda.so.1", "cuMemAlloc_v2"),
             so("libmyop.so", "run"),
-            py("/home/ann/train.py", 7, "step"),
+            py("/data/ann/train.py", 7, "step"),
         ];
         assert_eq!(site(&frames), "train.py:7 step");
     }
@@ -251,7 +251,7 @@ mod tests {
         let rule = Rule::new(&["site-packages/ourlib/".to_owned()]);
         let frames = [
             py("/v/lib/python3.12/site-packages/ourlib/layer.py", 3, "f"),
-            py("/home/ann/train.py", 1, "main"),
+            py("/data/ann/train.py", 1, "main"),
         ];
         assert_eq!(rule.site(&frames).unwrap(), "layer.py:3 f");
     }

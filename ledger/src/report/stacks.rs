@@ -211,10 +211,10 @@ mod tests {
         let mut native = frame(1, "native", "c10::cuda::CUDACachingAllocator::malloc", None);
         native.module = Some("/opt/torch/lib/libc10_cuda.so".to_owned());
         stacks.frame(native);
-        stacks.frame(frame(2, "python", "forward", Some(("/home/u/model.py", 87))));
+        stacks.frame(frame(2, "python", "forward", Some(("/data/u/model.py", 87))));
         let module = "/usr/lib/python3.11/site-packages/torch/nn/module.py";
         stacks.frame(frame(3, "python", "__call__", Some((module, 1))));
-        stacks.frame(frame(4, "python", "main", Some(("/home/u/train.py", 41))));
+        stacks.frame(frame(4, "python", "main", Some(("/data/u/train.py", 41))));
         stacks.stack(StackRow {
             stack_id: 9,
             site: site.to_owned(),
@@ -229,7 +229,7 @@ mod tests {
     fn the_caller_is_the_nearest_other_line_of_the_users_code() {
         for (site, caller) in [
             ("model.py:87 forward", Some("train.py:41 main")),
-            ("/home/u/model.py:87 forward", Some("/home/u/train.py:41 main")),
+            ("/data/u/model.py:87 forward", Some("/data/u/train.py:41 main")),
             ("u/model.py:87 forward", Some("train.py:41 main")),
             ("train.py:41 main", None),
             ("libnccl.so.2", None),

@@ -51,8 +51,8 @@ fn stacks_are_listed_whole_and_by_what_was_asked_for() {
         lines[2..],
         [
             "    native  cuMemAlloc_v2  [libx.so+0x1234]",
-            "    python  keep  /home/u/ext.py:5",
-            "    python  main  /home/u/train.py:41",
+            "    python  keep  /data/u/ext.py:5",
+            "    python  main  /data/u/train.py:41",
         ]
     );
     assert!(

@@ -279,7 +279,7 @@ impl Scene {
             .fold(5, |hash: i64, byte| hash.wrapping_mul(131).wrapping_add(byte.into()));
         let python = text.split_once(".py:").and_then(|(file, rest)| {
             let (line, function) = rest.split_once(' ')?;
-            Some((format!("/home/u/{file}.py"), line.parse().ok()?, function.to_owned()))
+            Some((format!("/data/u/{file}.py"), line.parse().ok()?, function.to_owned()))
         });
         let row = match python {
             Some((file, line, function)) => FrameRow {
