@@ -205,12 +205,10 @@ impl Books {
     pub(super) fn write_totals(&mut self, only: Option<u32>) {
         for (key, totals) in self.polled.changed(only) {
             let Some(life) = self.lives.at(key.tgid, totals.last_ns) else { continue };
-            let proc_id = life.proc_id.0;
-            let ordinal = key.ordinal as i32;
-            let device = self.opening.devices.of(life.proc_id, ordinal);
+            let life_id = life.proc_id;
+            let (proc_id, ordinal) = (life_id.0, key.ordinal as i32);
             let ts_ns = self.opening.anchor.epoch(totals.last_ns);
-            let (nvml_index, gpu_uuid) =
-                device.map(|device| (device.nvml_index, device.gpu_uuid)).unzip();
+            let (nvml_index, gpu_uuid) = self.gpu_of(life_id, key.ordinal);
             self.add(usage_row(&totals, ts_ns, proc_id, nvml_index, gpu_uuid.clone(), ordinal));
             self.add(ProcessSampleRow {
                 ts_ns,

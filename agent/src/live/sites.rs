@@ -154,7 +154,8 @@ impl Books {
         self.lives.at(tgid, boot_ns).map(|life| life.proc_id)
     }
 
-    fn gpu_of(&self, proc_id: ProcId, ordinal: u32) -> (Option<i32>, Option<String>) {
+    /// NVML's number and UUID of the device that a process calls `ordinal`, where they are known.
+    pub(super) fn gpu_of(&self, proc_id: ProcId, ordinal: u32) -> (Option<i32>, Option<String>) {
         let device = self.opening.devices.of(proc_id, ordinal as i32);
         device.map(|device| (device.nvml_index, device.gpu_uuid)).unzip()
     }
