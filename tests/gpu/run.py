@@ -20,10 +20,10 @@ sys.path.insert(0, str(HERE))
 import checks  # noqa: E402,F401  (registers them)
 from harness.build import Builder  # noqa: E402
 from harness.context import Context  # noqa: E402
-from harness.machine import describe  # noqa: E402
+from harness.machine import describe, gpu_count  # noqa: E402
 from harness.nvml import Nvml  # noqa: E402
 from harness.outcome import Outcome  # noqa: E402
-from harness.registry import CHECKS  # noqa: E402
+from harness.registry import CHECKS, WORDS, lacking  # noqa: E402
 from harness.report import keep_logs, write_json, write_markdown  # noqa: E402
 
 
@@ -84,7 +84,11 @@ def run_all(selected, context, out, machine, budget):
     outcomes, end = [], time.monotonic() + budget
     for check in selected:
         left = end - time.monotonic()
-        if left < 5:
+        lacks = lacking(check, context.gpus)
+        if lacks:
+            outcome = Outcome(check.name, check.about)
+            outcome.lacks = lacks
+        elif left < 5:
             outcome = Outcome(check.name, check.about)
             outcome.skipped = "no time was left for it"
         else:
@@ -112,7 +116,8 @@ def main():
     args = arguments()
     if args.list:
         for check in CHECKS.values():
-            print(f"{check.name:20} {check.about}")
+            needs = "" if check.gpus == 1 else f" (needs {WORDS[check.gpus]} GPUs)"
+            print(f"{check.name:20} {check.about}{needs}")
         return 0
     selected = chosen(args.only)
     binary = Path(args.bin)
@@ -129,7 +134,7 @@ def main():
         builder = Builder(HERE, work / "build")
         builder.start([name for check in selected for name in check.builds])
         nvml = open_nvml()
-        context = Context(binary, HERE, work, builder, nvml)
+        context = Context(binary, HERE, work, builder, nvml, gpu_count(nvml))
         command = "python3 tests/gpu/run.py --bin vramscope --out DIR"
         command += f" --only {args.only}" if args.only else ""
         machine = describe(binary, nvml, command)
@@ -140,7 +145,11 @@ def main():
         for name in keep_logs(out / "failed.tar.gz", outcomes):
             print(f"not kept, too large: {name}")
     failed = sum(outcome.failed for outcome in outcomes)
-    print(f"{len(outcomes)} checks, {failed} failed or not run; see results.md in {out}")
+    skipped = sum(outcome.status == "skipped" for outcome in outcomes)
+    print(
+        f"{len(outcomes)} checks, {failed} failed or not run, {skipped} skipped; "
+        f"see results.md in {out}"
+    )
     return min(failed, 125)
 
 

@@ -10,4 +10,6 @@ from checks import steps  # noqa: F401
 from checks import breakdown  # noqa: F401
 from checks import cost  # noqa: F401
 from checks import training  # noqa: F401
+from checks import ddp  # noqa: F401
+from checks import frameworks  # noqa: F401
 from checks import measure  # noqa: F401

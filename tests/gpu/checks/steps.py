@@ -39,8 +39,8 @@ def at(rows, ns):
     return None if index == 0 else rows.iloc[int(index) - 1]
 
 
-def compare_totals(outcome, log, proc_id, steps):
-    """The last rows of each step."""
+def compare_totals(outcome, log, proc_id, steps, who=""):
+    """The last rows of each step; `who` begins what is expected, where there are several."""
     usage = log.table("site_usage")
     usage = usage[(usage.proc_id == proc_id) & (usage.level == "tensor") & (usage.stack_id == 0)]
     usage = usage.sort_values("ts_ns").reset_index(drop=True)
@@ -60,14 +60,14 @@ def compare_totals(outcome, log, proc_id, steps):
                 wrong[column].append((step["step"], seen, step[key]))
     for what, steps_wrong in wrong.items():
         outcome.expect(
-            f"{what} equals PyTorch's at every step",
+            f"{who}{what} equals PyTorch's at every step",
             not steps_wrong,
             f"{len(steps_wrong)} steps differ (step, seen, true): {steps_wrong[:5]}",
         )
-    outcome.figure("rows of totals", len(samples))
+    outcome.figure(f"{who}rows of totals", len(samples))
 
 
-def compare_segments(outcome, events, steps):
+def compare_segments(outcome, events, steps, who=""):
     """Every segment is a live block at every step; the sum less a constant is what is reserved."""
     every = blocks(events)
     every = every[(every.level == "device") & (every.api == "cuMemAlloc_v2")]
@@ -79,12 +79,13 @@ def compare_segments(outcome, events, steps):
         if segments - seen:
             missing.append((step["step"], sorted(segments - seen)[:3]))
         rests.append(sum(size for _, size in seen) - step["reserved"])
-    outcome.expect("every segment is a live block at every step", not missing, missing[:5])
+    outcome.expect(f"{who}every segment is a live block at every step", not missing, missing[:5])
     outcome.expect(
-        "live cuMemAlloc_v2 bytes less a constant equal memory_reserved at every step",
+        f"{who}live cuMemAlloc_v2 bytes less a constant equal memory_reserved at every step",
         len(set(rests)) == 1,
         f"rest by step: {rests}",
     )
-    outcome.figure("live bytes that are not PyTorch's", rests[-1] if rests else None)
-    outcome.figure("segments opened", len(every))
-    outcome.figure("most reserved", max((step["reserved"] for step in steps), default=None))
+    outcome.figure(f"{who}live bytes that are not PyTorch's", rests[-1] if rests else None)
+    outcome.figure(f"{who}segments opened", len(every))
+    most = max((step["reserved"] for step in steps), default=None)
+    outcome.figure(f"{who}most reserved", most)

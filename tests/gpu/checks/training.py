@@ -6,6 +6,7 @@ import signal
 import statistics
 
 from harness.registry import check
+from harness.stacks import note_complete
 
 ROUNDS = 20
 WINDOW_S = 1.0
@@ -29,12 +30,7 @@ def findings(context, outcome, name):
 
 def complete_share(outcome, log):
     """Share of stacks that reach their thread's start without an address that is not known."""
-    stacks = log.table("stacks")
-    share = float(stacks.complete.mean())
-    outcome.figure("stacks taken", len(stacks))
-    outcome.figure("share of complete stacks", round(share, 4))
-    reasons = stacks[~stacks.complete].incomplete_reason.value_counts().to_dict()
-    outcome.figure("why not", reasons)
+    share = note_complete(outcome, log)
     outcome.expect("98 % of stacks are complete", share >= 0.98, f"{share:.4f}")
 
 

@@ -6,7 +6,7 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-# Program: source, how libcudart is linked.
+# Program: source, how libcudart is linked, further options.
 PROGRAMS = {
     "w1-shared": ("w1.cu", "shared"),
     "w1-static": ("w1.cu", "static"),
@@ -14,6 +14,9 @@ PROGRAMS = {
     "pairs": ("pairs.cu", "static"),
     "vmm_refs": ("vmm_refs.cu", "static"),
     "measure": ("measure.cu", "static"),
+    "sites-static": ("sites.cu", "static", "-g"),
+    "sites-shared": ("sites.cu", "shared", "-g"),
+    "sites-nodebug": ("sites.cu", "shared"),
 }
 
 
@@ -57,11 +60,11 @@ class Builder:
         return self.jobs[name].result(timeout=240)
 
     def _build(self, name):
-        source, cudart = PROGRAMS[name]
+        source, cudart, *options = PROGRAMS[name]
         self.target.mkdir(parents=True, exist_ok=True)
         nvcc, output = find_nvcc(), self.target / name
         base = [nvcc, "-O2", "-std=c++17", "-cudart", cudart, "-o", str(output)]
-        base += [str(self.sources / source)]
+        base += [*options, str(self.sources / source)]
         if cudart == "shared":
             base += library_paths(nvcc)
         # The GPU's own instruction set, so that no kernel is compiled at the first launch.

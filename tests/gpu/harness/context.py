@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -22,15 +23,21 @@ class Recording:
         """Exit code of `vramscope run`, which is the program's."""
         return self.program.code
 
+    def said(self, word, **facts):
+        """What the program printed as `WORD {json}`: all of it, or what has these facts."""
+        lines = re.findall(rf"^{word} (\{{.*)", self.program.output, re.M)
+        every = [json.loads(line) for line in lines]
+        return [one for one in every if all(one[key] == value for key, value in facts.items())]
+
 
 class Context:
     """Starts programs and remembers them, so that none outlives its check."""
 
-    def __init__(self, binary, sources, work, builder, nvml):
+    def __init__(self, binary, sources, work, builder, nvml, gpus=1):
         self.binary, self.sources = Path(binary).resolve(), Path(sources)
         self.logs = Path(work) / "logs"
         self.logs.mkdir(parents=True, exist_ok=True)
-        self.builder, self.nvml = builder, nvml
+        self.builder, self.nvml, self.gpus = builder, nvml, gpus
         self._running = []
         self._recordings = {}
 

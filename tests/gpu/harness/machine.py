@@ -4,6 +4,7 @@ import datetime
 import os
 import platform
 import subprocess
+import sys
 from importlib import metadata
 
 from harness.build import find_nvcc
@@ -35,6 +36,15 @@ def _nvcc():
         return "not installed"
 
 
+def gpu_count(nvml):
+    """GPUs that the checks may use; one where NVML does not say."""
+    try:
+        return nvml.count() if nvml else 1
+    except Exception as error:  # a check of one GPU runs all the same
+        print(f"NVML: {error}", file=sys.stderr)
+        return 1
+
+
 def describe(binary, nvml, command):
     """Facts by name."""
     facts = {"date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")}
@@ -44,11 +54,14 @@ def describe(binary, nvml, command):
         facts["gpu"] = f"unknown ({error})"
     facts.update(
         {
+            "gpus": gpu_count(nvml),
             "kernel": platform.release(),
             "cpus": os.cpu_count(),
             "python": platform.python_version(),
             "torch": _version("torch"),
             "pyarrow": _version("pyarrow"),
+            "cupy": _version("cupy-cuda13x"),
+            "jax": _version("jax"),
             "nvcc": _nvcc(),
             "vramscope": _says([binary, "--version"]),
             "command": command,

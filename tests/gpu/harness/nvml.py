@@ -1,5 +1,6 @@
 """NVML's figures: memory in use on a device, and by one process on it."""
 
+import os
 import shutil
 import subprocess
 
@@ -26,7 +27,7 @@ class Nvml:
     def process_used(self, pid):
         """Bytes that are charged to `pid`; None if it is not listed or NVML does not say."""
         if self.api is None:
-            rows = _smi("--query-compute-apps=pid,used_memory")
+            rows = _smi("--query-compute-apps=pid,used_memory", every=True)
             found = [row[1] for row in rows if row[0] == str(pid) and row[1].isdigit()]
             return int(found[0]) << 20 if found else None
         for process in self.api.nvmlDeviceGetComputeRunningProcesses(self.device):
@@ -40,6 +41,15 @@ class Nvml:
             return int(_smi("--query-gpu=memory.used")[0][0]) << 20
         return self.api.nvmlDeviceGetMemoryInfo(self.device).used
 
+    def count(self):
+        """GPUs that a program of this environment may use."""
+        if self.api is None:
+            there = len(_smi("--query-gpu=index", every=True))
+        else:
+            there = self.api.nvmlDeviceGetCount()
+        chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return there if chosen is None else min(there, len(list(filter(None, chosen.split(",")))))
+
     def machine(self):
         """Name, driver and memory of the device."""
         if self.api is None:
@@ -52,9 +62,9 @@ class Nvml:
         }
 
 
-def _smi(query):
-    command = ["nvidia-smi", query, "--format=csv,noheader,nounits", "--id=0"]
-    if query.startswith("--query-compute-apps"):
-        command.pop()
+def _smi(query, every=False):
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+    if not every:
+        command.append("--id=0")
     done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     return [[field.strip() for field in line.split(",")] for line in done.stdout.splitlines()]

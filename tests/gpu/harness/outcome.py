@@ -15,7 +15,8 @@ class Outcome:
         self.keep = []  # logs and outputs to keep if the check fails
         self.error = None  # what ended the check before its time, in a line
         self.trace = None  # and where
-        self.skipped = None
+        self.skipped = None  # why it did not run, though it could have
+        self.lacks = None  # what the machine lacks for it
         self.seconds = 0.0
         self._began = time.monotonic()
 
@@ -45,7 +46,9 @@ class Outcome:
 
     @property
     def status(self):
-        """pass, fail, figures (nothing was expected), not run."""
+        """pass, fail, figures (nothing was expected), not run, skipped (the machine's lack)."""
+        if self.lacks:
+            return "skipped"
         if self.skipped:
             return "not run"
         if self.error or any(not e["ok"] for e in self.expectations):
@@ -54,7 +57,7 @@ class Outcome:
 
     @property
     def failed(self):
-        """Counts towards the exit code."""
+        """Counts towards the exit code; what the machine cannot run does not."""
         return self.status in ("fail", "not run")
 
     def line(self):
@@ -64,8 +67,9 @@ class Outcome:
         text += f"  {len(self.expectations) - len(failures)}/{len(self.expectations)} hold"
         for failure in failures[:3]:
             text += f"; NOT: {failure['what']} ({failure['detail'][:200]})"
-        if self.error or self.skipped:
-            text += f"; {(self.error or self.skipped)[:400]}"
+        ended = self.error or self.skipped or self.lacks
+        if ended:
+            text += f"; {ended[:400]}"
         return text
 
     def as_dict(self):
@@ -82,4 +86,5 @@ class Outcome:
             "error": self.error,
             "trace": self.trace,
             "not_run": self.skipped,
+            "skipped": self.lacks,
         }

@@ -7,7 +7,13 @@ from pathlib import Path
 # What is kept of failing checks may be this large in all.
 KEPT_BYTES = 14 << 20
 HERE = str(Path(__file__).resolve().parents[1])
-HEADINGS = {"pass": "passed", "fail": "FAILED", "figures": "figures only", "not run": "NOT RUN"}
+HEADINGS = {
+    "pass": "passed",
+    "fail": "FAILED",
+    "figures": "figures only",
+    "not run": "NOT RUN",
+    "skipped": "skipped",
+}
 
 
 def _plain(value):
@@ -53,8 +59,8 @@ def _section(outcome):
             lines.append(f"- NOT: {expectation['what']}: {_cell(expectation['detail'])}")
     if outcome.error:
         lines.append(f"- ended by: {_cell(outcome.error)}")
-    if outcome.skipped:
-        lines.append(f"- {outcome.skipped}")
+    if outcome.skipped or outcome.lacks:
+        lines.append(f"- {outcome.skipped or outcome.lacks}")
     for command in outcome.commands[:4]:
         lines.append(f"- `{command[:160]}`")
     if outcome.figures:

@@ -39,6 +39,9 @@ COLUMNS = {
         "pid": I32,
         "ns_pid": I32,
         "exit_code": I32,
+        "rank": I32,
+        "local_rank": I32,
+        "world_size": I32,
         "from_start": pa.bool_(),
     },
     "process_libs": {"ts_ns": I64, "kind": TEXT, "probes": I32, "probes_available": I32},
@@ -68,6 +71,22 @@ COLUMNS = {
         "torch_peak_reserved_bytes": I64,
     },
     "device_samples": {"ts_ns": I64, "read_ns": I64},
+    "devices": {"gpu_uuid": TEXT, "nvml_index": I32},
+    "stacks": {
+        "stack_id": I64,
+        "site": TEXT,
+        "frame_ids": pa.list_(I64),
+        "complete": pa.bool_(),
+        "incomplete_reason": TEXT,
+    },
+    "frames": {
+        "frame_id": I64,
+        "function": TEXT,
+        "file": TEXT,
+        "line": I32,
+        "module": TEXT,
+        "kind": TEXT,
+    },
 }
 
 PROC_ID = -7_000_000_000_000_000_001
