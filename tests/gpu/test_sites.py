@@ -185,6 +185,19 @@ class Ranks(Folder):
             ddp.compare_leak(outcome, findings, 42, "a.py:3")
             self.assertEqual(len(failures(outcome)), wrong, findings)
 
+    def test_a_leak_of_short_runs(self):
+        leak = {"kind": "leak", "rank": 1, "pid": 42, "site": "a.py:3 f", "sentence": "grew"}
+        nothing = {"kind": "nothing", "sentence": "no process grew", "not_judged": 0}
+        for findings, wrong in (
+            ([leak], 0),
+            ([leak | {"site": "a.py:4 f"}], 1),
+            ([nothing | {"not_judged": 1}], 0),
+            ([nothing], 1),
+        ):
+            outcome = Outcome("x", "")
+            ddp.compare_short_leak(outcome, findings, 42, "a.py:3")
+            self.assertEqual(len(failures(outcome)), wrong, findings)
+
 
 class Sites(Folder):
     """Bytes at lines."""
