@@ -2,10 +2,23 @@
 //!
 //! The grammar, not code, decides what is copied: adding a function needs no new eBPF object.
 
+/// What a traced function is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A call with a result: its return is probed too.
+    Call,
+    /// Entry of `PyTorch`'s reporter (C++ that can throw: never a return probe).
+    Tensor,
+    /// Entry of autograd's execute (C++ likewise).
+    Backward,
+}
+
 /// Row of the probe table and what to copy at entry and return.
 #[allow(clippy::struct_excessive_bools, reason = "each is a bit of its own")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cookie {
+    /// What the function is.
+    pub kind: Kind,
     /// Row of the probe table, below [`MAX_ROWS`].
     pub row: u16,
     /// Bit n: argument n points to an 8-byte result.
@@ -48,12 +61,19 @@ impl Cookie {
             | (self.harmless as u64) << 30
             | (self.stack as u64) << 31
             | (self.slot as u64) << 32
+            | (self.kind as u64) << 48
     }
 
     /// Reads what [`Cookie::pack`] wrote.
     pub const fn unpack(bits: u64) -> Self {
         let extra = bits >> 24 & 7;
+        let kind = match bits >> 48 & 3 {
+            1 => Kind::Tensor,
+            2 => Kind::Backward,
+            _ => Kind::Call,
+        };
         Self {
+            kind,
             row: bits as u16,
             outs: (bits >> 16) as u8,
             extra_arg: if extra == EXTRA_NONE { None } else { Some(extra as u8) },
@@ -68,14 +88,15 @@ impl Cookie {
 
 #[cfg(test)]
 mod tests {
-    use super::Cookie;
+    use super::{Cookie, Kind};
 
     #[test]
     fn packing_round_trips() {
         for row in [0, 1, 77, 127] {
             for extra_arg in [None, Some(0), Some(5)] {
-                for bits in 0..16u8 {
+                for bits in 0..48u8 {
                     let cookie = Cookie {
+                        kind: [Kind::Call, Kind::Tensor, Kind::Backward][usize::from(bits >> 4)],
                         row,
                         outs: 0b10_0001,
                         extra_arg,

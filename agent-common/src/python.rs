@@ -7,6 +7,9 @@ pub const NONE: u32 = u32::MAX;
 
 /// Bytes of a frame that one read takes at most.
 pub const FRAME_READ_BYTES: usize = 112;
+/// Frames are read with what lies before them, down to a multiple of so many bytes: never over the
+/// beginning of a page, so a frame that can be read can be read so.
+pub const FRAME_GRANULE: u64 = 2048;
 /// Bytes of a code object that one read takes at most.
 pub const CODE_READ_BYTES: usize = 96;
 
@@ -39,6 +42,9 @@ pub struct PythonConfig {
     pub cframe_previous: u32,
     /// Bytes of a frame that are read: below [`FRAME_READ_BYTES`], and all members end before it.
     pub frame_bytes: u32,
+    /// [`FRAME_GRANULE`] - 1 where frames lie one after the other (3.11 on), so that one read takes
+    /// in several; 0 where each is an object of its own.
+    pub frame_granule_mask: u32,
     /// `f_back` or `previous`, within the frame.
     pub frame_previous: u32,
     /// `f_code` or `f_executable`, within the frame.
@@ -65,6 +71,8 @@ pub struct PythonConfig {
     pub code_lines: u32,
     /// `PyASCIIObject.length`.
     pub text_length: u32,
+    /// `PyASCIIObject.hash`.
+    pub text_hash: u32,
     /// `PyASCIIObject.state`.
     pub text_state: u32,
     /// Where the characters of an ASCII string begin.
@@ -77,4 +85,4 @@ pub struct PythonConfig {
     pub bytes_data: u32,
 }
 
-const _: () = assert!(size_of::<PythonConfig>() == 8 + 4 * 28);
+const _: () = assert!(size_of::<PythonConfig>() == 8 + 4 * 30);

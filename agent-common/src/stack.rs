@@ -52,9 +52,7 @@ pub struct RawPythonFrame {
     /// Which [`RawCode`] describes the code object; 0 = none (a shim).
     pub definition: u64,
     /// `owner` (3.12 and later) or `is_entry` (3.11); 0 before.
-    pub owner: u32,
-    /// `co_firstlineno`.
-    pub first_line: i32,
+    pub owner: u64,
 }
 
 /// A return address that a pending return probe replaced on the stack.

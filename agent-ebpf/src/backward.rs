@@ -4,16 +4,16 @@ use agent_common::{
     call::{EXTRA_WORDS, FLAG_WIDE, KIND_NOTE, RawCall},
     loss::Loss,
 };
-use aya_ebpf::{
-    EbpfContext as _,
-    helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_boot_ns},
-    macros::{map, uprobe},
-    maps::HashMap,
-    programs::ProbeContext,
-};
+use aya_ebpf::{EbpfContext as _, macros::map, maps::HashMap, programs::ProbeContext};
 use zerocopy::IntoBytes as _;
 
-use crate::{call::cookie, emit, life::note_process, lose::lose, stack, thread};
+use crate::{
+    emit,
+    enter::{Wanted, cookie},
+    life::note_process,
+    lose::lose,
+    thread,
+};
 
 /// The latest backward pass of a process.
 #[derive(Clone, Copy)]
@@ -44,21 +44,23 @@ pub(crate) fn forget(tgid: u32) {
 
 /// Entry of autograd's execute. Entry only: it is C++ that can throw. Autograd's own threads call
 /// it too, for passes within a pass: those are the same pass.
-#[uprobe]
-pub(crate) fn backward(ctx: ProbeContext) -> u32 {
-    let ids = bpf_get_current_pid_tgid();
+#[inline(always)]
+pub(crate) fn begin(ids: u64) -> Wanted {
+    note_process((ids >> 32) as u32);
+    let stays_out = thread::current(ids).is_none_or(|thread| thread.autograd == 1);
+    if stays_out { Wanted::Nothing } else { Wanted::Stack }
+}
+
+/// Counts the pass, and tells of it.
+#[inline(always)]
+pub(crate) fn end(ctx: &ProbeContext, ids: u64, enter_ns: u64, key: u64) {
     let tgid = (ids >> 32) as u32;
-    note_process(tgid);
-    if thread::current(ids).is_none_or(|thread| thread.autograd == 1) {
-        return 0;
-    }
-    let key = stack::key(ctx.as_ptr(), ids);
     // SAFETY: a map value, valid until the program returns.
     let last = PASSES.get_ptr(tgid).map_or(0, |pass| unsafe { (*pass).number });
     let pass = Pass { number: last + 1, key };
     if PASSES.insert(tgid, pass, 0).is_err() {
         lose(tgid, Loss::ProcessTableFull);
-        return 0;
+        return;
     }
     let record = RawCall {
         kind: KIND_NOTE,
@@ -67,8 +69,7 @@ pub(crate) fn backward(ctx: ProbeContext) -> u32 {
         result: 0,
         tgid,
         tid: ids as u32,
-        // SAFETY: a helper without arguments.
-        enter_ns: unsafe { bpf_ktime_get_boot_ns() },
+        enter_ns,
         exit_ns: 0,
         stack_key: key,
         words: [pass.number, 0, 0],
@@ -78,5 +79,4 @@ pub(crate) fn backward(ctx: ProbeContext) -> u32 {
     if !emit::life(record.as_bytes()) {
         lose(tgid, Loss::LifeRingFull);
     }
-    0
 }

@@ -11,18 +11,20 @@ use agent_common::{
 use aya_ebpf::{
     EbpfContext as _,
     bindings::BPF_NOEXIST,
-    helpers::{
-        bpf_get_current_pid_tgid, bpf_ktime_get_boot_ns, bpf_probe_read_user,
-        generated::bpf_get_attach_cookie,
-    },
-    macros::{map, uprobe, uretprobe},
+    helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_boot_ns, bpf_probe_read_user},
+    macros::{map, uretprobe},
     maps::{Array, HashMap},
     programs::{ProbeContext, RetProbeContext},
 };
 use aya_log_ebpf::warn;
 use zerocopy::IntoBytes as _;
 
-use crate::{emit, life::note_process, lose::lose, stack};
+use crate::{
+    emit,
+    enter::{Wanted, cookie},
+    life::note_process,
+    lose::lose,
+};
 
 const EEXIST: i32 = 17; // include/uapi/asm-generic/errno-base.h
 
@@ -64,11 +66,6 @@ pub(crate) fn forget(ids: u64, row: u16) -> bool {
     PENDING.remove(PendingKey { ids, row: u64::from(row) }).is_ok()
 }
 
-pub(crate) fn cookie(ctx: *mut core::ffi::c_void) -> Cookie {
-    // SAFETY: the context that the kernel handed to this program.
-    Cookie::unpack(unsafe { bpf_get_attach_cookie(ctx) })
-}
-
 fn now_ns() -> u64 {
     // SAFETY: a helper without arguments.
     unsafe { bpf_ktime_get_boot_ns() }
@@ -95,22 +92,26 @@ fn word_of(words: &[u64; WORDS], index: u8) -> u64 {
     words.get(usize::from(index)).copied().unwrap_or(0)
 }
 
-/// Entry of a traced function.
-#[uprobe]
-pub(crate) fn call_enter(ctx: ProbeContext) -> u32 {
+/// Entry of a function whose return is probed too.
+#[inline(always)]
+pub(crate) fn begin(ctx: &ProbeContext, ids: u64) -> Wanted {
     let cookie = cookie(ctx.as_ptr());
     if !armed(cookie) {
-        return 0;
+        return Wanted::Nothing;
     }
-    let ids = bpf_get_current_pid_tgid();
+    note_process((ids >> 32) as u32);
+    if cookie.stack { Wanted::Stack } else { Wanted::Call }
+}
+
+/// Keeps the call until it returns.
+#[inline(always)]
+pub(crate) fn end(ctx: &ProbeContext, ids: u64, stack_key: u64) {
+    let cookie = cookie(ctx.as_ptr());
     let tgid = (ids >> 32) as u32;
-    note_process(tgid);
-    // First: what follows would be verified again for every path of what comes before.
-    let stack_key = if cookie.stack { stack::key(ctx.as_ptr(), ids) } else { 0 };
     let mut pending = Pending {
         enter_ns: 0,
         stack_key,
-        words: arguments(&ctx),
+        words: arguments(ctx),
         extra: [0; EXTRA_WORDS],
         flags: 0,
     };
@@ -131,10 +132,9 @@ pub(crate) fn call_enter(ctx: ProbeContext) -> u32 {
         if error == -EEXIST && PENDING.insert(key, pending, 0).is_ok() {
             lose(tgid, Loss::PendingOverwritten);
         } else if lose(tgid, Loss::PendingFull) {
-            warn!(&ctx, "no room for a call in flight of process {}", tgid);
+            warn!(ctx, "no room for a call in flight of process {}", tgid);
         }
     }
-    0
 }
 
 /// Return of a traced function.

@@ -10,8 +10,8 @@ use aya_ebpf::{helpers::generated, macros::map, maps::LruHashMap};
 use crate::{
     emit,
     lose::lose,
-    python::{member, read, word},
-    thread::Thread,
+    python::{self, member, member_32, read, word},
+    thread::{self, Thread},
 };
 
 /// Definitions that were sent. One that falls out is sent again.
@@ -20,8 +20,14 @@ static DEFINED: LruHashMap<u64, u8> = LruHashMap::with_max_entries(32768, 0);
 
 /// Sends the code objects of the walked frames that were not sent before; all of them where the
 /// stack is sent to verify its key, since an address may have got another object.
+///
+/// A global function, as `stack::key_of_stack`.
+#[unsafe(no_mangle)]
 #[inline(never)]
-pub(crate) fn define(thread: &mut Thread, config: &PythonConfig, tgid: u32) {
+pub(crate) extern "C" fn define_codes(ids: u64) -> u32 {
+    let tgid = (ids >> 32) as u32;
+    let (Some(config), Some(thread)) = (python::config(tgid), thread::known(ids)) else { return 0 };
+    python::take_cframes(thread, config);
     for n in 0..PYTHON_FRAMES {
         if n as u64 >= thread.frame_count {
             break;
@@ -33,6 +39,7 @@ pub(crate) fn define(thread: &mut Thread, config: &PythonConfig, tgid: u32) {
             send(thread, config, &frame, tgid);
         }
     }
+    0
 }
 
 /// Straight on, with hardly a branch: the verifier follows every path of every turn of the loop. So
@@ -51,7 +58,7 @@ fn send(thread: &mut Thread, config: &PythonConfig, frame: &RawPythonFrame, tgid
     record.tgid = tgid;
     record.definition = frame.definition;
     record.code = frame.code;
-    record.first_line = frame.first_line;
+    record.first_line = member_32(&thread.code, config.code_first_line) as i32;
     let name = Text::at(member(&thread.code, config.code_name), config);
     record.name_text = name.raw(copy(&mut record.name, name.data));
     let file = Text::at(member(&thread.code, config.code_file), config);

@@ -5,6 +5,7 @@
 #![no_std]
 #![no_main]
 #![feature(core_intrinsics)]
+#![feature(asm_experimental_arch)]
 #![allow(internal_features, reason = "the atomic add is an intrinsic on this target")]
 #![allow(
     clippy::inline_always,
@@ -17,9 +18,11 @@ mod backward;
 mod call;
 mod code;
 mod emit;
+mod enter;
 mod hash;
 mod life;
 mod lose;
+mod opaque;
 mod python;
 mod regs;
 mod sites;

@@ -4,6 +4,7 @@ use core::ffi::c_void;
 
 /// Registers at a probe.
 #[derive(Clone, Copy)]
+#[repr(C)]
 pub(crate) struct Registers {
     /// Where the function begins.
     pub(crate) ip: u64,

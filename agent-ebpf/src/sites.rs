@@ -6,7 +6,6 @@ use agent_common::{
 };
 use aya_ebpf::{
     bindings::{BPF_F_NO_PREALLOC, BPF_NOEXIST},
-    helpers::bpf_ktime_get_boot_ns,
     macros::map,
     maps::HashMap,
 };
@@ -24,35 +23,40 @@ static SITES: HashMap<SiteKey, SiteTotals> = HashMap::with_max_entries(1 << 17, 
 #[inline(never)]
 pub(crate) fn allocated(tgid: u32, ordinal: u32, addr: u64, block: &Block) {
     let key = BlockKey { tgid: u64::from(tgid), addr };
-    if let Some(old) = BLOCKS.get_ptr(key) {
-        // Its free went by unseen.
-        // SAFETY: a map value, valid until the program returns.
-        let old = unsafe { *old };
-        add(tgid, ordinal, &old, -1);
-        lose(tgid, Loss::TensorFreeMissed);
-    }
-    if BLOCKS.insert(key, block, 0).is_err() {
+    if BLOCKS.insert(key, block, u64::from(BPF_NOEXIST)).is_err() && !replace(key, ordinal, block) {
         lose(tgid, Loss::BlockTableFull);
         return;
     }
-    add(tgid, ordinal, block, 1);
+    add(tgid, ordinal, block, block.since_ns, 1);
+}
+
+/// Puts a block in the place of one whose free went by unseen; false where there is none.
+#[inline(never)]
+fn replace(key: BlockKey, ordinal: u32, block: &Block) -> bool {
+    let Some(old) = BLOCKS.get_ptr_mut(key) else { return false };
+    // SAFETY: a map value, valid until the program returns; `PyTorch`'s lock keeps others out.
+    let old = unsafe { core::mem::replace(&mut *old, *block) };
+    let tgid = key.tgid as u32;
+    add(tgid, ordinal, &old, block.since_ns, -1);
+    lose(tgid, Loss::TensorFreeMissed);
+    true
 }
 
 /// A block came back. One that is not in the table is from before the agent came.
 #[inline(never)]
-pub(crate) fn freed(tgid: u32, ordinal: u32, addr: u64) {
+pub(crate) fn freed(tgid: u32, ordinal: u32, addr: u64, now_ns: u64) {
     let key = BlockKey { tgid: u64::from(tgid), addr };
     let Some(block) = BLOCKS.get_ptr(key) else { return };
     // SAFETY: a map value, valid until the program returns.
     let block = unsafe { *block };
     BLOCKS.remove(key).unwrap_or_default();
-    add(tgid, ordinal, &block, -1);
+    add(tgid, ordinal, &block, now_ns, -1);
 }
 
 /// Adds a block to its site's sums, or takes it out. `PyTorch` reports a device's blocks one at a
 /// time, under its allocator's lock.
 #[inline(always)]
-fn add(tgid: u32, ordinal: u32, block: &Block, sign: i64) {
+fn add(tgid: u32, ordinal: u32, block: &Block, now_ns: u64, sign: i64) {
     let key = SiteKey { tgid, ordinal, key: block.key };
     let Some(totals) = totals_of(key) else {
         lose(tgid, Loss::SiteTableFull);
@@ -62,7 +66,7 @@ fn add(tgid: u32, ordinal: u32, block: &Block, sign: i64) {
     let totals = unsafe { &mut *totals };
     let version = totals.version;
     super::tensor::set(&mut totals.version, version + 1);
-    turn_epoch(totals);
+    turn_epoch(totals, now_ns);
     totals.live_bytes += sign * block.size_bytes as i64;
     totals.live_count += sign;
     if sign > 0 {
@@ -80,9 +84,8 @@ fn add(tgid: u32, ordinal: u32, block: &Block, sign: i64) {
 
 /// A new epoch begins with what is alive.
 #[inline(always)]
-fn turn_epoch(totals: &mut SiteTotals) {
-    // SAFETY: a helper without arguments.
-    let epoch = epoch_of(unsafe { bpf_ktime_get_boot_ns() });
+fn turn_epoch(totals: &mut SiteTotals, now_ns: u64) {
+    let epoch = epoch_of(now_ns);
     if totals.epoch == epoch {
         return;
     }

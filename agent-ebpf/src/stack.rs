@@ -12,9 +12,7 @@ use agent_common::{
 };
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,
-    helpers::generated::{
-        self, bpf_get_current_task, bpf_ktime_get_boot_ns, bpf_probe_read_kernel,
-    },
+    helpers::generated::{self, bpf_get_current_task, bpf_probe_read_kernel},
     macros::map,
     maps::{HashMap, LruHashMap},
 };
@@ -22,8 +20,7 @@ use aya_ebpf::{
 use crate::{
     backward, code, emit, hash,
     lose::lose,
-    python,
-    regs::{self, Registers},
+    python, regs,
     task::Task,
     thread::{self, SCANNED_WORDS, Thread},
 };
@@ -71,18 +68,31 @@ pub(crate) fn forget(tgid: u32) {
     python::forget(tgid);
 }
 
-/// The key of the calling thread's stack; 0 where none is taken.
-///
-/// What differs between the paths through this is kept in the thread's memory, which the verifier
-/// does not follow: in registers, each path would have it go through all loops that come after.
-#[inline(never)]
-pub(crate) fn key(ctx: *mut c_void, ids: u64) -> u64 {
+/// The key of the calling thread's stack; 0 where none is taken. `is_rare`: new stacks are few here,
+/// and are sent with the large copy at once.
+#[inline(always)]
+pub(crate) fn key(ctx: *mut c_void, ids: u64, now_ns: u64, is_rare: bool) -> u64 {
     if !enabled() {
         return 0;
     }
     let Some(thread) = thread::current(ids) else { return 0 };
+    thread.regs = regs::read(ctx);
+    thread.now_ns = now_ns;
+    thread.rare = u64::from(is_rare);
+    key_of_stack(ids)
+}
+
+/// The key of the stack of a thread whose registers are known.
+///
+/// A global function: the verifier goes through it once, and not for each path that leads here
+/// (kernels since 5.6, told by the object's BTF). What differs between the paths in it is kept in
+/// the thread's memory, which the verifier does not follow: in registers, each path would have it go
+/// through all loops that come after.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) extern "C" fn key_of_stack(ids: u64) -> u64 {
+    let Some(thread) = thread::known(ids) else { return 0 };
     let tgid = (ids >> 32) as u32;
-    let regs = regs::read(ctx);
     (thread.frame_count, thread.cframe_count, thread.flags) = (0, 0, 0);
     (thread.chain, thread.caller) = (0, 0);
     if let Some(config) = python::config(tgid) {
@@ -92,17 +102,10 @@ pub(crate) fn key(ctx: *mut c_void, ids: u64) -> u64 {
         thread.caller = backward::caller(tgid);
     }
     let mut key = hash::mix(hash::mix(thread.salt, thread.chain), thread.caller);
-    key = hash::mix(hash::mix(key, regs.sp), regs.lr);
-    key = hash::mix(key, native(thread, tgid, regs.sp)) | 1;
-    send_unless_seen(thread, &Wanted { regs, ids, key });
+    key = hash::mix(hash::mix(key, thread.regs.sp), thread.regs.lr);
+    key = hash::mix(key, native(thread, tgid, thread.regs.sp)) | 1;
+    send_unless_seen(thread, key);
     key
-}
-
-/// What a stack is sent with.
-struct Wanted {
-    regs: Registers,
-    ids: u64,
-    key: u64,
 }
 
 /// `Thread::sending`: not at all, or with which copy. `FLAG_VERIFY` is added to it.
@@ -111,9 +114,9 @@ const SEND: u64 = 1 << 8;
 const SEND_LARGE: u64 = 1 << 9;
 
 #[inline(always)]
-fn send_unless_seen(thread: &mut Thread, wanted: &Wanted) {
-    thread.sending = SEND;
-    if let Some(count) = SEEN.get_ptr_mut(wanted.key) {
+fn send_unless_seen(thread: &mut Thread, key: u64) {
+    thread.sending = SEND + thread.rare * (SEND_LARGE - SEND);
+    if let Some(count) = SEEN.get_ptr_mut(key) {
         // SAFETY: a map value, valid until the program returns. Two threads that count at once may
         // count one: nothing depends on it.
         let count = unsafe { &mut *count };
@@ -126,19 +129,16 @@ fn send_unless_seen(thread: &mut Thread, wanted: &Wanted) {
     if thread.sending == SEND_NOT {
         return;
     }
-    let tgid = (wanted.ids >> 32) as u32;
-    if let Some(config) = python::config(tgid) {
-        code::define(thread, config, tgid);
-    }
+    code::define_codes(thread.ids);
     let sent = if thread.sending & SEND_LARGE != 0 {
-        send::<LARGE_COPY_BYTES>(thread, wanted)
+        send::<LARGE_COPY_BYTES>(thread, key)
     } else {
-        send::<COPY_BYTES>(thread, wanted)
+        send::<COPY_BYTES>(thread, key)
     };
     if !sent {
-        lose(tgid, Loss::StackRingFull);
+        lose((thread.ids >> 32) as u32, Loss::StackRingFull);
     } else if thread.sending & u64::from(FLAG_VERIFY) == 0 {
-        SEEN.insert(wanted.key, 0, 0).unwrap_or_default();
+        SEEN.insert(key, 0, 0).unwrap_or_default();
     }
 }
 
@@ -158,7 +158,7 @@ fn native(thread: &mut Thread, tgid: u32, sp: u64) -> u64 {
     // SAFETY: without preallocation an old value stays valid until the program returns.
     let Some(pages) = (unsafe { PAGES.get(tgid) }) else { return key };
     let count = thread.scanned;
-    for (n, word) in thread.words.iter().enumerate() {
+    for (n, word) in thread.words.iter().take(SCANNED_WORDS).enumerate() {
         if n as u64 >= count {
             break;
         }
@@ -175,7 +175,7 @@ fn native(thread: &mut Thread, tgid: u32, sp: u64) -> u64 {
 /// Copies the first words of the stack; false where it is shorter.
 #[inline(always)]
 fn scan<const WORDS: usize>(thread: &mut Thread, sp: u64) -> bool {
-    let words: *mut [u64; SCANNED_WORDS] = &raw mut thread.words;
+    let words = &raw mut thread.words;
     // SAFETY: the buffer is at least as long; the helper checks the address and fails instead of
     // faulting.
     unsafe { generated::bpf_probe_read_user(words.cast(), (WORDS * 8) as u32, sp as *const _) == 0 }
@@ -198,30 +198,26 @@ struct Record<const BYTES: usize> {
 }
 
 #[inline(always)]
-fn send<const BYTES: usize>(thread: &Thread, wanted: &Wanted) -> bool {
+fn send<const BYTES: usize>(thread: &Thread, key: u64) -> bool {
     let Some(mut entry) = emit::STACKS.reserve::<Record<BYTES>>(0) else { return false };
     // SAFETY: the record is ours until it is submitted, and every field that is read is set.
     let record = unsafe { &mut *entry.as_mut_ptr() };
-    let head = &mut record.head;
+    let (head, regs) = (&mut record.head, &thread.regs);
     head.kind = KIND_STACK;
     let backward = if thread.caller == 0 { 0 } else { FLAG_BACKWARD };
     head.flags = thread.sending as u8 | thread.flags as u8 | backward;
     head.frame_count = thread.frame_count as u16;
     head.cframe_count = thread.cframe_count as u16;
-    head.tgid = (wanted.ids >> 32) as u32;
-    head.tid = wanted.ids as u32;
-    // SAFETY: a helper without arguments.
-    head.ts_ns = unsafe { bpf_ktime_get_boot_ns() };
-    head.key = wanted.key;
+    head.tgid = (thread.ids >> 32) as u32;
+    head.tid = thread.ids as u32;
+    head.ts_ns = thread.now_ns;
+    head.key = key;
     head.caller_key = thread.caller;
-    head.ip = wanted.regs.ip;
-    head.sp = wanted.regs.sp;
-    head.fp = wanted.regs.fp;
-    head.lr = wanted.regs.lr;
+    (head.ip, head.sp, head.fp, head.lr) = (regs.ip, regs.sp, regs.fp, regs.lr);
     head.pad = 0;
     copy_frames(thread, head);
     head.return_count = pending_returns(&mut head.returns);
-    head.copied = copy_stack(&mut record.copy, wanted.regs.sp);
+    head.copied = copy_stack(&mut record.copy, regs.sp);
     emit::submit(entry);
     true
 }

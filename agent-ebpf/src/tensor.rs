@@ -6,17 +6,18 @@ use agent_common::{
     tensor::{Block, TensorKey, TensorTotals, detail},
 };
 use aya_ebpf::{
-    EbpfContext as _,
-    bindings::BPF_NOEXIST,
-    helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_boot_ns},
-    macros::{map, uprobe},
-    maps::HashMap,
-    programs::ProbeContext,
+    EbpfContext as _, bindings::BPF_NOEXIST, macros::map, maps::HashMap, programs::ProbeContext,
 };
 
 use zerocopy::IntoBytes as _;
 
-use crate::{call::cookie, emit, life::note_process, lose::lose, sites, stack};
+use crate::{
+    emit,
+    enter::{Wanted, cookie},
+    life::note_process,
+    lose::lose,
+    sites,
+};
 
 /// How much is wanted, `detail::*`. The agent writes it before the programs are loaded.
 #[unsafe(no_mangle)]
@@ -36,52 +37,64 @@ const DEVICE_TYPE_CUDA: u64 = 1; // c10/core/DeviceType.h
 
 /// `reportMemoryUsageToProfiler(ptr, signed size, allocated, reserved, device)`: entry only, since
 /// a return probe on C++ that can throw aborts the process.
-#[uprobe]
-pub(crate) fn tensor_usage(ctx: ProbeContext) -> u32 {
-    let device: u64 = ctx.arg(4).unwrap_or(0);
-    if device & 0xff != DEVICE_TYPE_CUDA {
-        return 0;
+///
+/// This adds the block to the totals.
+#[inline(always)]
+pub(crate) fn begin(ctx: &ProbeContext, ids: u64, now_ns: u64) -> Wanted {
+    let (device, ordinal) = device_of(ctx);
+    if device != DEVICE_TYPE_CUDA {
+        return Wanted::Nothing;
     }
-    let ids = bpf_get_current_pid_tgid();
     let tgid = (ids >> 32) as u32;
     note_process(tgid);
-    let ordinal = (device >> 8 & 0xff) as u32;
     if let Some(totals) = totals_of(TensorKey { tgid, ordinal }) {
-        update(totals, &ctx);
+        update(totals, ctx, now_ns);
     } else {
         lose(tgid, Loss::TensorTableFull);
     }
-    if detail() != detail::TOTALS {
-        count_block(&ctx, ids, ordinal);
+    if detail() == detail::TOTALS {
+        Wanted::Nothing
+    } else if size_of_block(ctx) >= 0 {
+        Wanted::Stack
+    } else {
+        Wanted::Call
     }
-    0
 }
 
 /// Counts the block at its site, and tells of it where every block is wanted.
 #[inline(always)]
-fn count_block(ctx: &ProbeContext, ids: u64, ordinal: u32) {
+pub(crate) fn end(ctx: &ProbeContext, ids: u64, now_ns: u64, key: u64) {
     let tgid = (ids >> 32) as u32;
+    let (_, ordinal) = device_of(ctx);
     let addr: u64 = ctx.arg(0).unwrap_or(0);
-    let size: i64 = ctx.arg(1).unwrap_or(0);
-    let mut key = 0;
+    let size = size_of_block(ctx);
     if size >= 0 {
-        key = stack::key(ctx.as_ptr(), ids);
-        // SAFETY: a helper without arguments.
-        let since_ns = unsafe { bpf_ktime_get_boot_ns() };
-        let block = Block { key, size_bytes: size as u64, since_ns, ordinal: u64::from(ordinal) };
+        let (size_bytes, since_ns) = (size as u64, now_ns);
+        let block = Block { key, size_bytes, since_ns, ordinal: u64::from(ordinal) };
         sites::allocated(tgid, ordinal, addr, &block);
     } else {
-        sites::freed(tgid, ordinal, addr);
+        sites::freed(tgid, ordinal, addr, now_ns);
     }
     if detail() == detail::EVENTS {
-        tell(ctx, ids, key);
+        tell(ctx, ids, now_ns, key);
     }
 }
 
+/// The device's type and number.
 #[inline(always)]
-fn tell(ctx: &ProbeContext, ids: u64, stack_key: u64) {
-    // SAFETY: a helper without arguments.
-    let now_ns = unsafe { bpf_ktime_get_boot_ns() };
+fn device_of(ctx: &ProbeContext) -> (u64, u32) {
+    let device: u64 = ctx.arg(4).unwrap_or(0);
+    (device & 0xff, (device >> 8 & 0xff) as u32)
+}
+
+/// Negative where it comes back.
+#[inline(always)]
+fn size_of_block(ctx: &ProbeContext) -> i64 {
+    ctx.arg(1).unwrap_or(0)
+}
+
+#[inline(always)]
+fn tell(ctx: &ProbeContext, ids: u64, now_ns: u64, stack_key: u64) {
     let record = RawCall {
         kind: KIND_CALL,
         flags: FLAG_WIDE,
@@ -124,8 +137,8 @@ fn totals_of(key: TensorKey) -> Option<*mut TensorTotals> {
 }
 
 #[inline(always)]
-fn update(totals: *mut TensorTotals, ctx: &ProbeContext) {
-    let size: i64 = ctx.arg(1).unwrap_or(0);
+fn update(totals: *mut TensorTotals, ctx: &ProbeContext, now_ns: u64) {
+    let size = size_of_block(ctx);
     let allocated: u64 = ctx.arg(2).unwrap_or(0);
     let reserved: u64 = ctx.arg(3).unwrap_or(0);
     // SAFETY: a map value, valid until the program returns; PyTorch's lock keeps other writers of
@@ -148,8 +161,7 @@ fn update(totals: *mut TensorTotals, ctx: &ProbeContext) {
     if reserved > totals.peak_reserved_bytes {
         totals.peak_reserved_bytes = reserved;
     }
-    // SAFETY: a helper without arguments.
-    totals.last_ns = unsafe { bpf_ktime_get_boot_ns() };
+    totals.last_ns = now_ns;
     set(&mut totals.version, version + 2);
 }
 

@@ -9,7 +9,7 @@
 //! Argument positions are from NVIDIA's `cuda.h` and `PyTorch`'s `c10/core/Allocator.h`, counted
 //! from 0.
 
-use agent_common::cookie::{Cookie, MAX_ROWS};
+use agent_common::cookie::{Cookie, Kind, MAX_ROWS};
 use ledger::call::{Level, Space};
 
 /// Which shared library exports a function.
@@ -207,17 +207,6 @@ pub const PROBES: &[Probe] = &[
 
 const _: () = assert!(PROBES.len() <= MAX_ROWS as usize);
 
-/// Which kernel programs a probe needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Programs {
-    /// Entry and return of a C function.
-    Pair,
-    /// Entry of `PyTorch`'s reporter (C++ that can throw: never a return probe).
-    Tensor,
-    /// Entry of autograd's execute (C++ likewise).
-    Backward,
-}
-
 impl Probe {
     /// What the log calls it.
     pub const fn api(&self) -> &'static str {
@@ -235,12 +224,12 @@ impl Probe {
         }
     }
 
-    /// The programs that it needs.
-    pub const fn programs(&self) -> Programs {
+    /// What it is to the kernel half.
+    pub const fn kind(&self) -> Kind {
         match self.meaning {
-            Meaning::TensorUsage => Programs::Tensor,
-            Meaning::Backward => Programs::Backward,
-            _ => Programs::Pair,
+            Meaning::TensorUsage => Kind::Tensor,
+            Meaning::Backward => Kind::Backward,
+            _ => Kind::Call,
         }
     }
 
@@ -261,6 +250,7 @@ impl Probe {
     /// What the kernel half must know of row `row`.
     pub const fn cookie(&self, row: u16) -> Cookie {
         let mut cookie = Cookie {
+            kind: self.kind(),
             row,
             outs: 0,
             extra_arg: None,

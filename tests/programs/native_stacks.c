@@ -95,6 +95,33 @@ KEPT void go_deep(const char *scenario, int depth)
     }
 }
 
+static void *(*allocate_block)(size_t bytes, int device);
+
+KEPT void deep_block(int depth)
+{
+    volatile char room[1024];
+    room[depth % 1024] = (char)depth;
+    if (depth == 0)
+        CALL(allocate_block(1 << 20, 0));
+    else
+        CALL(deep_block(depth - 1));
+    room[0] = room[depth % 1024];
+}
+
+/* Blocks of PyTorch's allocator; none is given back. */
+KEPT void blocks(void)
+{
+    void *torch = dlopen("libc10_cuda.so", RTLD_NOW);
+    EXPECT(torch);
+    *(void **)&allocate_block = dlsym(torch, "sim_torch_alloc");
+    EXPECT(allocate_block);
+    start_cuda();
+    for (int i = 0; i < 20; i++) {
+        CALL(deep_block(28));
+        usleep(100 * 1000); /* in which the agent asks for more of the stack */
+    }
+}
+
 KEPT void *thread_body(void *nothing)
 {
     MUST(cuCtxSetCurrent(context));
@@ -226,6 +253,8 @@ KEPT void run(const char *mode, char ***rest)
         start_cuda();
         go_deep("deep", 28);
         go_deep("deeper", 100);
+    } else if (!strcmp(mode, "blocks")) {
+        blocks();
     } else if (!strcmp(mode, "thread")) {
         in_thread();
     } else if (!strcmp(mode, "fork")) {

@@ -141,28 +141,41 @@ fn an_executable_that_was_deleted() {
 }
 
 #[test]
-fn a_stack_deeper_than_the_copy_is_whole_when_it_is_met_again() {
+fn deep_stacks_of_driver_calls_are_whole_at_once_as_far_as_the_large_copy_goes() {
     let Some(everything) = everything() else { return };
-    let reason = Some("the stack goes on above the part that was copied");
-    for (at, (expected, stack)) in everything.of("deep").into_iter().enumerate() {
-        if at == 0 {
-            assert!(!stack.row.complete);
-            assert_eq!(stack.row.incomplete_reason.as_deref(), reason);
-        } else if at >= 3 {
-            // By then the agent has asked for more, however slow the machine is.
-            assert!(stack.row.complete, "{at}: {:?}", stack.row);
-            assert_chain(expected, stack);
-        }
-    }
+    everything.assert_all("deep");
     for (at, (expected, stack)) in everything.of("deeper").into_iter().enumerate() {
         assert!(!stack.row.complete, "{at}: {:?}", stack.row);
+        let reason = Some("the stack goes on above the part that was copied");
         assert_eq!(stack.row.incomplete_reason.as_deref(), reason);
         let found = stack.functions();
-        let copied = if at >= 3 { 50 } else { 13 };
-        assert!(found.len() > copied, "{at}: {} frames", found.len());
+        assert!(found.len() > 50, "{at}: {} frames", found.len());
         let is_chain = found[1..].iter().zip(&expected.chain).all(|(found, said)| found == said);
         assert!(is_chain, "{found:?}");
     }
+}
+
+#[test]
+fn a_deep_stack_of_blocks_is_whole_when_it_is_met_again() {
+    let Some(device) = gpus() else { return };
+    let agent = Agent::new(&device).log(&device.folder().join("log-of-blocks"));
+    let mut command = agent.command("run");
+    command.args(["--detail", "events", "--"]);
+    command.arg(compiled(&device, "native_stacks")).arg("blocks");
+    let recorded = agent.trace(command).unwrap().finish().unwrap();
+    assert!(recorded.status.success(), "{}", recorded.said);
+    let logged = recorded.open().unwrap();
+    let stacks = Stacks::read(&logged).unwrap();
+    let mut blocks = logged.events().unwrap();
+    blocks.retain(|event| event.level == "tensor" && event.op == "alloc");
+    assert!(blocks.len() >= 15, "{} blocks", blocks.len());
+    let first = stacks.of(&blocks[0]).unwrap();
+    let reason = Some("the stack goes on above the part that was copied");
+    assert_eq!(first.row.incomplete_reason.as_deref(), reason);
+    let last = stacks.of(&blocks[blocks.len() - 1]).unwrap();
+    assert!(last.row.complete, "{:?}", last.row);
+    let depth = last.functions().iter().filter(|name| name.starts_with("deep_block")).count();
+    assert_eq!(depth, 29, "{:?}", last.functions());
 }
 
 #[test]

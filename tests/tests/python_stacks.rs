@@ -110,13 +110,8 @@ fn stacks_are_those_that_python_sees() {
     let pythons = interpreters();
     for python in &pythons {
         let (expected, stacks) = outcome(python, &record(&device, python, "log"));
-        let (alike, told): (Vec<_>, Vec<_>) =
-            expected.iter().partition(|expected| expected.scenario == "alike");
-        let wrong = faults(&told, &stacks);
+        let wrong = faults(&expected, &stacks);
         assert!(wrong.is_empty(), "3.{}: {}", python.minor, wrong.join("\n"));
-        // A known limit: the kernel half does not compare characters.
-        let (minor, wrong) = (python.minor, faults(&alike, &stacks).len());
-        println!("3.{minor}: {wrong} of {} names are of the code before", alike.len());
         assert_complete(python, &expected, &stacks);
         assert_ranks_share(&expected, &stacks);
         if python == &pythons[0] {
@@ -127,8 +122,8 @@ fn stacks_are_those_that_python_sees() {
     }
 }
 
-fn faults(expected: &[&Expected], stacks: &Stacks) -> Vec<String> {
-    let fault = |expected: &&Expected| match stacks.of_size(expected.bytes) {
+fn faults(expected: &[Expected], stacks: &Stacks) -> Vec<String> {
+    let fault = |expected: &Expected| match stacks.of_size(expected.bytes) {
         Ok(stack) => expected.fault(stack),
         Err(error) => Some(format!("{}: {error}", expected.scenario)),
     };

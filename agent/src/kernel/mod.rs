@@ -6,7 +6,7 @@ mod multi;
 use std::{io, num::NonZeroU32, os::fd::OwnedFd, path::Path};
 
 use agent_common::{
-    cookie::Cookie,
+    cookie::{Cookie, Kind},
     loss::{LOSSES, Loss},
     python::PythonConfig,
     stack::{ExecutablePages, WANTED},
@@ -26,7 +26,7 @@ use tracing::{info, warn};
 use zerocopy::IntoBytes as _;
 
 use self::multi::MultiProgram;
-use crate::probes::{PROBES, Programs};
+use crate::probes::PROBES;
 
 #[cfg(target_arch = "x86_64")]
 static OBJECT: &[u8] = include_bytes_aligned!("../../ebpf-objects/vramscope-x86_64.bpf.o");
@@ -132,7 +132,7 @@ const PAGES_WORDS: usize = size_of::<ExecutablePages>() / 8;
 pub struct Kernel {
     ebpf: Ebpf,
     /// As [`UPROBES`]; `None` where this kernel has no multi links.
-    multi: Option<[MultiProgram; 4]>,
+    multi: Option<[MultiProgram; UPROBES.len()]>,
     python: HashMap<MapData, u32, [u64; PYTHON_WORDS]>,
     pages: HashMap<MapData, u32, [u64; PAGES_WORDS]>,
     armed: Array<MapData, u32>,
@@ -159,12 +159,7 @@ fn take<T: TryFrom<aya::maps::Map, Error = aya::maps::MapError>>(
 
 /// The programs of probes, and whether they run at return. Returns first: an entry without its
 /// return would stay pending for ever.
-const UPROBES: [(&str, bool, Programs); 4] = [
-    ("call_exit", true, Programs::Pair),
-    ("call_enter", false, Programs::Pair),
-    ("tensor_usage", false, Programs::Tensor),
-    ("backward", false, Programs::Backward),
-];
+const UPROBES: [(&str, bool); 2] = [("call_exit", true), ("enter", false)];
 const LIFE: [(&str, &str); 3] = [
     ("process_fork", "sched_process_fork"),
     ("process_exec", "sched_process_exec"),
@@ -193,12 +188,12 @@ impl Kernel {
             program.load().map_err(program_error(name))?;
             program.attach(tracepoint).map_err(program_error(name))?;
         }
-        let multi = multi::load(&ebpf, OBJECT, UPROBES.map(|(name, returns, _)| (name, returns)))
+        let multi = multi::load(&ebpf, OBJECT, UPROBES)
             .inspect_err(|error| info!(%error, "one link a probe: detaching will be slow"))
             .ok();
         if multi.is_none() {
             // The verifier takes its time over each: not twice.
-            for (name, ..) in UPROBES {
+            for (name, _) in UPROBES {
                 program(&mut ebpf, name)?.load().map_err(program_error(name))?;
             }
         }
@@ -293,8 +288,8 @@ impl Kernel {
             Scope::Process(pid) => Some(pid.get()),
         };
         let mut links = Links::default();
-        for (program, (_, _, kind)) in programs.iter().zip(UPROBES) {
-            let (offsets, cookies): (Vec<u64>, Vec<u64>) = of_kind(sites, kind, slot)
+        for (program, (_, returns)) in programs.iter().zip(UPROBES) {
+            let (offsets, cookies): (Vec<u64>, Vec<u64>) = probed(sites, returns, slot)
                 .map(|(site, cookie)| (site.offset, cookie.pack()))
                 .unzip();
             if !offsets.is_empty() {
@@ -316,8 +311,8 @@ impl Kernel {
         slot: u16,
     ) -> Result<Links, KernelError> {
         let mut links = Links::default();
-        for (name, _, kind) in UPROBES {
-            for (site, cookie) in of_kind(sites, kind, slot) {
+        for (name, returns) in UPROBES {
+            for (site, cookie) in probed(sites, returns, slot) {
                 self.attach_one(name, file, cookie, site.offset, scope, &mut links)?;
             }
         }
@@ -346,12 +341,12 @@ impl Kernel {
     }
 }
 
-/// Sites whose rows need these programs, with their cookies.
-fn of_kind(sites: &[Site], kind: Programs, slot: u16) -> impl Iterator<Item = (&Site, Cookie)> {
+/// Sites that are probed at entry, or those at return, with their cookies.
+fn probed(sites: &[Site], returns: bool, slot: u16) -> impl Iterator<Item = (&Site, Cookie)> {
     sites.iter().filter_map(move |site| {
         let probe = PROBES.get(usize::from(site.row))?;
         let cookie = Cookie { slot, ..probe.cookie(site.row) };
-        (probe.programs() == kind).then_some((site, cookie))
+        (!returns || cookie.kind == Kind::Call).then_some((site, cookie))
     })
 }
 

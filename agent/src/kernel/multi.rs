@@ -3,7 +3,7 @@
 //! A probe that is a perf event of its own costs the kernel a grace period when it goes, one after
 //! the other: 78 of them took 8.5 s on an idle machine, under a lock that every new probe needs.
 //! A multi link attaches a whole library at once and waits once. The aya that our compiler can
-//! build has no such links, so the three programs are loaded and linked here by the system call;
+//! build has no such links, so the programs are loaded and linked here by the system call;
 //! they share the maps of the object that aya loaded.
 //!
 //! `include/uapi/linux/bpf.h`: `union bpf_attr`, commands `BPF_PROG_LOAD` and `BPF_LINK_CREATE`.
@@ -23,11 +23,12 @@ use aya::{
     Ebpf,
     maps::{Map, MapData},
 };
-use aya_obj::{Object, generated::bpf_insn};
+use aya_obj::{Function, Object, btf::BtfFeatures};
 use thiserror::Error;
 use tracing::debug;
 
 const BPF_PROG_LOAD: i64 = 5;
+const BPF_BTF_LOAD: i64 = 18;
 const BPF_LINK_CREATE: i64 = 28;
 const BPF_PROG_TYPE_KPROBE: u32 = 2;
 const BPF_TRACE_UPROBE_MULTI: u32 = 48;
@@ -78,6 +79,22 @@ struct ProgLoad {
     prog_name: [u8; 16],
     prog_ifindex: u32,
     expected_attach_type: u32,
+    prog_btf_fd: u32,
+    func_info_rec_size: u32,
+    func_info: u64,
+    func_info_cnt: u32,
+    padding: u32,
+}
+
+/// The start of `bpf_attr` for `BPF_BTF_LOAD`.
+#[repr(C)]
+struct BtfLoad {
+    btf: u64,
+    log_buf: u64,
+    btf_size: u32,
+    log_size: u32,
+    log_level: u32,
+    padding: u32,
 }
 
 /// `bpf_attr` for `BPF_LINK_CREATE`, member `uprobe_multi`.
@@ -141,6 +158,7 @@ pub(super) fn load<const N: usize>(
         let data = map_data(ebpf.map(name)?)?;
         Some((name.as_str(), data.fd().as_fd().as_raw_fd(), map))
     });
+    let btf = load_btf(&mut object)?;
     object.relocate_maps(loaded, &text).or(Err(MultiError::Object("the maps")))?;
     object.relocate_calls(&text).or(Err(MultiError::Object("the calls")))?;
     let mut programs = Vec::with_capacity(N);
@@ -148,20 +166,40 @@ pub(super) fn load<const N: usize>(
         let program = object.programs.get(name).ok_or(MultiError::Object(name))?;
         let function =
             object.functions.get(&program.function_key()).ok_or(MultiError::Object(name))?;
-        programs.push(MultiProgram { fd: load_one(name, &function.instructions)?, returns });
+        programs.push(MultiProgram { fd: load_one(name, function, &btf)?, returns });
     }
     programs.try_into().or(Err(MultiError::Object("the programs")))
 }
 
-fn load_one(name: &'static str, instructions: &[bpf_insn]) -> Result<OwnedFd, MultiError> {
+/// Loads the object's types, which tell the verifier which functions it may go through on their own.
+fn load_btf(object: &mut Object) -> Result<OwnedFd, MultiError> {
+    const ALL: bool = true; // by `SINCE`
+    let features = BtfFeatures::new(ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL);
+    let missing = || MultiError::Object("the types");
+    let btf = object.fixup_and_sanitize_btf(&features).or(Err(missing()))?.ok_or_else(missing)?;
+    let bytes = btf.to_bytes();
+    let mut attr = BtfLoad {
+        btf: bytes.as_ptr() as u64,
+        log_buf: 0,
+        btf_size: bytes.len() as u32,
+        log_size: 0,
+        log_level: 0,
+        padding: 0,
+    };
+    bpf(BPF_BTF_LOAD, &mut attr)
+        .map_err(|source| MultiError::Refused { what: "load the programs' types", source })
+}
+
+fn load_one(name: &'static str, function: &Function, btf: &OwnedFd) -> Result<OwnedFd, MultiError> {
+    let func_info = function.func_info.func_info_bytes();
     let mut prog_name = [0; 16];
     for (to, from) in prog_name.iter_mut().zip(name.bytes().take(15)) {
         *to = from;
     }
     let mut attr = ProgLoad {
         prog_type: BPF_PROG_TYPE_KPROBE,
-        insn_cnt: instructions.len() as u32,
-        insns: instructions.as_ptr() as u64,
+        insn_cnt: function.instructions.len() as u32,
+        insns: function.instructions.as_ptr() as u64,
         license: c"Dual MIT/GPL".as_ptr() as u64,
         log_level: 0,
         log_size: 0,
@@ -171,6 +209,11 @@ fn load_one(name: &'static str, instructions: &[bpf_insn]) -> Result<OwnedFd, Mu
         prog_name,
         prog_ifindex: 0,
         expected_attach_type: BPF_TRACE_UPROBE_MULTI,
+        prog_btf_fd: btf.as_raw_fd() as u32,
+        func_info_rec_size: function.func_info_rec_size as u32,
+        func_info: func_info.as_ptr() as u64,
+        func_info_cnt: function.func_info.num_info,
+        padding: 0,
     };
     bpf(BPF_PROG_LOAD, &mut attr)
         .map_err(|source| MultiError::Refused { what: "load a program for multi links", source })

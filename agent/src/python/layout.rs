@@ -4,7 +4,7 @@
 //! interpreter publishes most of them in `_Py_DebugOffsets`, at the beginning of `_PyRuntime`.
 //! The tests compile `layout_probe.c` against the headers of every CPython that is installed.
 
-use agent_common::python::{CODE_READ_BYTES, FRAME_READ_BYTES, NONE, PythonConfig};
+use agent_common::python::{CODE_READ_BYTES, FRAME_GRANULE, FRAME_READ_BYTES, NONE, PythonConfig};
 
 use super::LineFormat;
 
@@ -56,6 +56,7 @@ struct Members {
     code_lines: u32,
     code_start: u32,
     text_length: u32,
+    text_hash: u32,
     text_state: u32,
     text_ascii: u32,
     text_compact: u32,
@@ -87,6 +88,7 @@ const MEMBERS_3_8: Members = Members {
     code_lines: 120,
     code_start: NONE,
     text_length: 16,
+    text_hash: 24,
     text_state: 32,
     text_ascii: 48,
     text_compact: 72,
@@ -262,7 +264,7 @@ impl Layout {
             text_state: read(at.text_state)?,
             text_length: read(at.text_length)?,
             text_ascii: read(at.text_ascii)?,
-            // These two are not published.
+            // The others are not published.
             ..MEMBERS_3_12
         };
         Self::of_members(&members, LineFormat::Locations)
@@ -294,6 +296,8 @@ impl Layout {
             thread_cframe: members.thread_cframe,
             cframe_previous: members.cframe_previous,
             frame_bytes: pointers_end.max(instruction_end).max(owner_end),
+            // Frames are no objects any more where code objects hold their instructions (3.11).
+            frame_granule_mask: if is_index { 0 } else { FRAME_GRANULE as u32 - 1 },
             frame_previous: members.frame_previous,
             frame_code: members.frame_code,
             frame_instruction: members.frame_instruction,
@@ -307,6 +311,7 @@ impl Layout {
             code_file: members.code_file - code_from,
             code_lines: members.code_lines - code_from,
             text_length: members.text_length,
+            text_hash: members.text_hash,
             text_state: members.text_state,
             text_ascii: members.text_ascii,
             text_compact: members.text_compact,
@@ -364,6 +369,7 @@ mod tests {
             ("code_lines", config.code_from + config.code_lines),
             ("code_start", layout.code_start.unwrap_or(NONE)),
             ("text_length", config.text_length),
+            ("text_hash", config.text_hash),
             ("text_state", config.text_state),
             ("text_ascii", config.text_ascii),
             ("text_compact", config.text_compact),

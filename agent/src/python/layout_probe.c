@@ -81,6 +81,7 @@ int main(void) {
     SHOW("code_first_line", offsetof(PyCodeObject, co_firstlineno));
     SHOW("code_file", offsetof(PyCodeObject, co_filename));
     SHOW("text_length", offsetof(PyASCIIObject, length));
+    SHOW("text_hash", offsetof(PyASCIIObject, hash));
     SHOW("text_state", offsetof(PyASCIIObject, state));
     SHOW("text_ascii", sizeof(PyASCIIObject));
     SHOW("text_compact", sizeof(PyCompactUnicodeObject));

@@ -84,16 +84,8 @@ impl Walk {
                     1 => half(config.frame_instruction).into(),
                     _ => word(config.frame_instruction),
                 };
-                let first_line = self.half(code, config.code_from + config.code_first_line) as i32;
                 let owner = owner.into();
-                frames.push(RawPythonFrame {
-                    addr,
-                    code,
-                    instruction,
-                    definition: 1,
-                    owner,
-                    first_line,
-                });
+                frames.push(RawPythonFrame { addr, code, instruction, definition: 1, owner });
             }
             addr = word(config.frame_previous);
         }

@@ -53,7 +53,7 @@ pub fn activations(frames: &[RawPythonFrame], cframes: &[u64], style: Style) -> 
         let (ends, past) = match style {
             Style::Code | Style::EachFrame => (true, at + 1),
             Style::Entries => (frame.owner != 0, at + 1),
-            Style::Shims(owner) => (frame.owner >= owner, at),
+            Style::Shims(owner) => (frame.owner >= u64::from(owner), at),
         };
         if !ends {
             continue;
@@ -147,7 +147,7 @@ mod tests {
         (0..count).map(frame).collect()
     }
 
-    fn python(addr: u64, owner: u32) -> RawPythonFrame {
+    fn python(addr: u64, owner: u64) -> RawPythonFrame {
         RawPythonFrame { addr, owner, ..Default::default() }
     }
 

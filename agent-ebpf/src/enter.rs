@@ -1,0 +1,59 @@
+//! Entry of traced functions: one program for every kind, since the walk of a stack is in it, over
+//! which the verifier takes its time.
+
+use agent_common::cookie::Kind;
+use aya_ebpf::{
+    EbpfContext as _,
+    helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_boot_ns, generated::bpf_get_attach_cookie},
+    macros::uprobe,
+    programs::ProbeContext,
+};
+
+use crate::{backward, call, stack, tensor};
+
+/// What the beginning of an entry finds out.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// No more of this call.
+    Nothing,
+    /// The call.
+    Call,
+    /// The call and the stack that made it.
+    Stack,
+}
+
+pub(crate) fn cookie(ctx: *mut core::ffi::c_void) -> agent_common::cookie::Cookie {
+    // SAFETY: the context that the kernel handed to this program.
+    agent_common::cookie::Cookie::unpack(unsafe { bpf_get_attach_cookie(ctx) })
+}
+
+/// Entry of a traced function.
+///
+/// Beginning and end ask for the cookie each: a kind that is known from before the stack would have
+/// the verifier go through the stack for each kind.
+#[uprobe]
+pub(crate) fn enter(ctx: ProbeContext) -> u32 {
+    let ids = bpf_get_current_pid_tgid();
+    // SAFETY: a helper without arguments.
+    let now_ns = unsafe { bpf_ktime_get_boot_ns() };
+    let kind = cookie(ctx.as_ptr()).kind;
+    let wanted = match kind {
+        Kind::Call => call::begin(&ctx, ids),
+        Kind::Tensor => tensor::begin(&ctx, ids, now_ns),
+        Kind::Backward => backward::begin(ids),
+    };
+    let mut key = 0;
+    match wanted {
+        Wanted::Nothing => return 0,
+        Wanted::Call => {}
+        Wanted::Stack => {
+            key = stack::key(ctx.as_ptr(), ids, now_ns, kind != Kind::Tensor);
+        }
+    }
+    match cookie(ctx.as_ptr()).kind {
+        Kind::Call => call::end(&ctx, ids, key),
+        Kind::Tensor => tensor::end(&ctx, ids, now_ns, key),
+        Kind::Backward => backward::end(&ctx, ids, now_ns, key),
+    }
+    0
+}
