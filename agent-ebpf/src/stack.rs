@@ -147,14 +147,13 @@ fn send_unless_seen(thread: &mut Thread, key: u64) {
 /// words do, for what they call into.
 #[inline(never)]
 fn native(thread: &mut Thread, tgid: u32, sp: u64) -> u64 {
-    let mut key = python::word(sp);
     thread.scanned = SCANNED_WORDS as u64;
     if thread.frame_count > 0 || !scan::<SCANNED_WORDS>(thread, sp) {
         thread.scanned = FEW_WORDS as u64;
-        if !scan::<FEW_WORDS>(thread, sp) {
-            return key;
-        }
+        // Where that fails too, they are zeros.
+        scan::<FEW_WORDS>(thread, sp);
     }
+    let mut key = thread.words[0];
     // SAFETY: without preallocation an old value stays valid until the program returns.
     let Some(pages) = (unsafe { PAGES.get(tgid) }) else { return key };
     let count = thread.scanned;

@@ -6,7 +6,8 @@ gpt_train.py [--leak none|list|graph] [--shape launch|gpu] (--steps N | --serve)
 `launch`: small matrices, so that a step's time is the time of its launches. `gpu`: large ones, so
 that it is the GPU's. With --serve it reads orders from stdin: `window LABEL SECONDS` trains that
 long and prints `WINDOW label=L steps=N median_ms=M mean_ms=M`, `recorder on|off` turns PyTorch's own
-memory history (Python stacks) on or off, `quit` ends.
+memory history (Python stacks) on or off, `pairs LABEL SECONDS` is `window` with a step of 1,000
+blocks that come and go below 14 Python frames, `quit` ends.
 
 Prints `READY` after the warm-up, `LEAK line=FILE:LINE` where it leaks on purpose, `STEPS n`.
 """
@@ -100,6 +101,30 @@ def window(trainer, label, seconds):
     print(f"WINDOW label={label} steps={len(times)} median_ms={median:.3f} mean_ms={mean:.3f}")
 
 
+PAIRS = 1000
+DEPTH = 14
+
+
+def allocate(depth):
+    """Blocks that come and go below so many Python frames."""
+    if depth:
+        allocate(depth - 1)
+    else:
+        for _ in range(PAIRS):
+            torch.empty(1024, device="cuda")
+
+
+def pairs(label, seconds):
+    """As `window`, but a step is 1,000 blocks that come and go: its milliseconds are us a pair."""
+    times, end = [], time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        began = time.perf_counter()
+        allocate(DEPTH)
+        times.append((time.perf_counter() - began) * 1e3)
+    times.sort()
+    print(f"WINDOW label={label} steps={len(times)} median_ms={times[len(times) // 2]:.4f}")
+
+
 def serve(trainer):
     for order in sys.stdin:
         words = order.split()
@@ -108,6 +133,8 @@ def serve(trainer):
         if words[0] == "recorder":
             on = words[1] == "on"
             torch.cuda.memory._record_memory_history("all" if on else None, stacks="python")
+        elif words[0] == "pairs":
+            pairs(words[1], float(words[2]))
         else:
             window(trainer, words[1], float(words[2]))
         print("DONE", flush=True)

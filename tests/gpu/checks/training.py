@@ -4,12 +4,14 @@ import random
 import re
 import signal
 import statistics
+from pathlib import Path
 
 from harness.registry import check
 from harness.stacks import note_complete
 
 ROUNDS = 20
 WINDOW_S = 1.0
+SETTLE_S = 1.3
 # `recorder` is PyTorch's own memory history with Python stacks: what a user has without us.
 MODES = ("alone", "driver", "totals", "sites", "recorder")
 DETAIL = {"driver": "off", "totals": "totals", "sites": "sites"}
@@ -65,8 +67,8 @@ def order(program, text):
     return "\n".join(said)
 
 
-def window(context, outcome, program, mode, number):
-    """Trains for a window in a mode; median milliseconds a step."""
+def window(context, outcome, program, mode, number, step="window"):
+    """Trains (or makes pairs) for a window in a mode; median milliseconds a step."""
     agent = None
     if mode in DETAIL:
         name = f"train-cost-{mode}-{number}"
@@ -75,8 +77,9 @@ def window(context, outcome, program, mode, number):
         context.wait_attached(agent, program.pid)
     if mode == "recorder":
         order(program, "recorder on")
-    order(program, "window warm 0.3")
-    found = re.search(r"median_ms=(\S+)", order(program, f"window {mode} {WINDOW_S}"))
+    # A code object is taken for granted once it was the same for a second.
+    order(program, f"{step} warm {SETTLE_S}")
+    found = re.search(r"median_ms=(\S+)", order(program, f"{step} {mode} {WINDOW_S}"))
     if mode == "recorder":
         order(program, "recorder off")
     if agent:
@@ -110,21 +113,87 @@ def rows(times):
             }
 
 
-def cost(context, outcome, shape):
+def serving(context, outcome, shape):
+    """The training program, waiting for orders."""
     command = context.script("gpt_train.py", "--shape", shape, "--serve")
     program = context.start(outcome, command, stdin=True)
     while program.next_line(90) != "READY":
         pass
+    return program
+
+
+def rounds(context, outcome, program, count, step, title):
+    """The times of each round, by mode."""
     times = []
-    for number in range(ROUNDS):
+    for number in range(count):
         # Another order each round, so that no mode always follows the same one.
         turn = random.Random(number).sample(MODES, len(MODES))
-        times.append({m: window(context, outcome, program, m, number) for m in turn})
-        outcome.table(f"step times, {shape}", list(rows(times)))
+        times.append({m: window(context, outcome, program, m, number, step) for m in turn})
+        outcome.table(title, list(rows(times)))
+    return times
+
+
+def cost(context, outcome, shape):
+    program = serving(context, outcome, shape)
+    times = rounds(context, outcome, program, ROUNDS, "window", f"step times, {shape}")
     cost = [one["sites"] - one["alone"] for one in times]
     theirs = [one["recorder"] - one["alone"] for one in times]
     outcome.figure("sites, ms more a step, median", round(statistics.median(cost), 3))
     outcome.figure("PyTorch's recorder, ms more a step, median", round(statistics.median(theirs), 3))
+    outcome.expect("the program runs on", program.poll() is None)
+    program.stop()
+
+
+def runs(agent):
+    """(runs, nanoseconds) of each of an agent's programs, by their descriptors."""
+    found = {}
+    folder = Path(f"/proc/{agent.pid}/fdinfo")
+    for entry in folder.iterdir():
+        try:
+            lines = entry.read_text().splitlines()
+        except OSError:
+            continue
+        fields = dict(line.split(":", 1) for line in lines if ":" in line)
+        if "run_time_ns" in fields:
+            tag = fields["prog_tag"].strip()
+            found[tag] = (int(fields["run_cnt"]), int(fields["run_time_ns"]))
+    return found
+
+
+@check("hit-cost", "time that our programs take at a tensor event, without the trap", 120)
+def hit_cost(context, outcome):
+    """Uses the kernel's own statistics, which cost some nanoseconds a run themselves."""
+    switch = Path("/proc/sys/kernel/bpf_stats_enabled")
+    program = serving(context, outcome, "launch")
+    for mode, detail in DETAIL.items():
+        agent, path = context.attach(outcome, f"hit-{mode}", program.pid, "--detail", detail)
+        outcome.keep.remove(path)
+        context.wait_attached(agent, program.pid)
+        order(program, f"window warm {SETTLE_S}")
+        switch.write_text("1")
+        try:
+            before = runs(agent)
+            order(program, "window hits 3")
+            after = runs(agent)
+        finally:
+            switch.write_text("0")
+        hits = [(a[0] - before[tag][0], a[1] - before[tag][1]) for tag, a in after.items()]
+        count, took = max(hits)
+        if count:
+            outcome.figure(f"{mode}: hits, ns a hit", [count, round(took / count)])
+        agent.signal(signal.SIGINT)
+        agent.wait(30)
+    outcome.expect("the program runs on", program.poll() is None)
+    program.stop()
+
+
+@check("pair-cost", "a block that comes and goes below 14 Python frames, each mode in turn", 240)
+def pair_cost(context, outcome):
+    program = serving(context, outcome, "launch")
+    times = rounds(context, outcome, program, 8, "pairs", "us a pair (an allocation and a free)")
+    for mode in MODES[1:]:
+        more = statistics.median(one[mode] - one["alone"] for one in times)
+        outcome.figure(f"{mode}: us more an event, median", round(more / 2, 3))
     outcome.expect("the program runs on", program.poll() is None)
     program.stop()
 
