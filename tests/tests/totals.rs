@@ -21,7 +21,7 @@ fn torch(lines: &[String]) -> (i64, i64, i64) {
 
 #[test]
 fn pytorchs_totals_and_peaks_are_the_programs_own() {
-    let Some(device) = machine::gpus().unwrap().map(|device| device.init_ms(500)) else { return };
+    let Some(device) = machine::gpus().unwrap().map(|device| device.init_ms(120)) else { return };
     // As long as the real first call takes, in which libc10 is met and probed.
     let mut program = Agent::new(&device).start("torch_like", &["12", "1"]).unwrap();
     let trained = program.until_ready().unwrap();

@@ -1,18 +1,22 @@
 //! Interpreters and libraries of the processes that use CUDA, for their stacks.
+//!
+//! A thread of its own: to find an interpreter takes milliseconds, in which the attaching thread
+//! would let a process's first calls go by.
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::mpsc::SyncSender,
+    sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender},
     time::{Duration, Instant},
 };
 
 use agent_common::stack::ExecutablePages;
 use tracing::warn;
 
-use super::{Attacher, Notice};
+use super::Notice;
 use crate::{
     clock,
-    host::maps::Mapping,
+    host::{Host, maps::Mapping},
+    kernel::Guides,
     python::{self, Found, Interpreter},
     stacks::resolver::{Looked, ToResolver},
 };
@@ -21,10 +25,33 @@ use crate::{
 /// imports a framework maps hundreds of libraries in a second.
 const SETTLE: Duration = Duration::from_millis(200);
 
-/// What is known of processes.
+/// What the examining thread is told.
 #[derive(Debug)]
-pub(super) struct Examined {
+pub enum ToExaminer {
+    /// A process uses CUDA.
+    Uses {
+        /// Process.
+        tgid: u32,
+        /// What it has mapped.
+        mappings: Vec<Mapping>,
+        /// When that was read, `CLOCK_BOOTTIME`.
+        at_ns: u64,
+    },
+    /// A process mapped something executable.
+    Mapped(u32),
+    /// Where a process has executable code, for the kernel half.
+    Pages(u32, Box<ExecutablePages>),
+    /// A process ended, or its program did.
+    Gone(u32),
+}
+
+/// Finds the interpreters of processes and tells the kernel half and the resolver.
+#[expect(missing_debug_implementations, reason = "aya's maps have none")]
+pub struct Examiner {
+    host: Host,
+    guides: Guides,
     looks: SyncSender<ToResolver>,
+    notices: Sender<Notice>,
     /// Processes that use CUDA, with their interpreters.
     known: HashMap<u32, Option<Interpreter>>,
     /// Those of them that mapped something since, and when they are looked at again.
@@ -33,39 +60,55 @@ pub(super) struct Examined {
     told: HashSet<u32>,
 }
 
-impl Examined {
-    /// Tells what it finds to the resolver.
-    pub(super) fn new(looks: SyncSender<ToResolver>) -> Self {
-        Self { looks, known: HashMap::new(), due: HashMap::new(), told: HashSet::new() }
+impl Examiner {
+    /// Tells what it finds to the resolver, and what it can't to the notices.
+    pub fn new(
+        host: Host,
+        guides: Guides,
+        looks: SyncSender<ToResolver>,
+        notices: Sender<Notice>,
+    ) -> Self {
+        let (known, due, told) = (HashMap::new(), HashMap::new(), HashSet::new());
+        Self { host, guides, looks, notices, known, due, told }
     }
 
-    /// A process mapped a file executable.
-    pub(super) fn note_mapping(&mut self, tgid: u32) {
-        if self.known.contains_key(&tgid) {
-            self.due.entry(tgid).or_insert_with(|| Instant::now() + SETTLE);
+    /// Works until nobody sends any more.
+    pub fn run(mut self, inbox: &Receiver<ToExaminer>) {
+        loop {
+            let told = match self.due.values().min() {
+                Some(next) => inbox.recv_timeout(next.saturating_duration_since(Instant::now())),
+                None => inbox.recv().map_err(RecvTimeoutError::from),
+            };
+            match told {
+                Ok(told) => self.serve(told),
+                Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            self.examine_due();
         }
     }
 
-    /// The process ended, or its program did.
-    pub(super) fn forget(&mut self, tgid: u32) {
-        self.known.remove(&tgid);
-        self.due.remove(&tgid);
-        self.told.remove(&tgid);
-    }
-}
-
-impl Attacher {
-    /// When the next process is to be looked at again.
-    pub fn due(&self) -> Option<Duration> {
-        let next = self.examined.due.values().min()?;
-        Some(next.saturating_duration_since(Instant::now()))
+    fn serve(&mut self, told: ToExaminer) {
+        match told {
+            ToExaminer::Uses { tgid, mappings, at_ns } => self.examine(tgid, &mappings, at_ns),
+            ToExaminer::Mapped(tgid) => {
+                if self.known.contains_key(&tgid) {
+                    self.due.entry(tgid).or_insert_with(|| Instant::now() + SETTLE);
+                }
+            }
+            ToExaminer::Pages(tgid, pages) => self.set_pages(tgid, &pages),
+            ToExaminer::Gone(tgid) => {
+                self.known.remove(&tgid);
+                self.due.remove(&tgid);
+                self.told.remove(&tgid);
+            }
+        }
     }
 
     /// Looks at the processes whose time has come.
-    pub fn examine_due(&mut self) {
+    fn examine_due(&mut self) {
         let now = Instant::now();
-        let due: Vec<u32> =
-            self.examined.due.extract_if(|_, at| *at <= now).map(|(tgid, _)| tgid).collect();
+        let due: Vec<u32> = self.due.extract_if(|_, at| *at <= now).map(|(tgid, _)| tgid).collect();
         for tgid in due {
             let at_ns = clock::boot_ns();
             if let Some(mappings) = self.host.mappings(tgid) {
@@ -75,21 +118,20 @@ impl Attacher {
     }
 
     /// Finds the process's interpreter, and has its libraries looked at.
-    pub(super) fn examine(&mut self, tgid: u32, mappings: &[Mapping], at_ns: u64) {
-        let before = self.examined.known.get(&tgid).cloned().flatten();
+    fn examine(&mut self, tgid: u32, mappings: &[Mapping], at_ns: u64) {
+        let before = self.known.get(&tgid).cloned().flatten();
         let interpreter = match before {
             Some(known) if known.checked => Some(known),
             before => self.interpreter(tgid, mappings).or(before),
         };
         let config = interpreter.as_ref().map(|interpreter| interpreter.config);
-        let changed =
-            self.examined.known.insert(tgid, interpreter.clone()).flatten() != interpreter;
+        let changed = self.known.insert(tgid, interpreter.clone()).flatten() != interpreter;
         // The resolver first: it must know the interpreter before a stack with Python frames comes.
         let looked = Looked { tgid, interpreter, at_ns };
-        self.examined.looks.send(ToResolver::Process(looked)).unwrap_or_default();
+        self.looks.send(ToResolver::Process(looked)).unwrap_or_default();
         if changed
             && let Some(config) = config
-            && let Err(error) = self.kernel.set_python(tgid, &config)
+            && let Err(error) = self.guides.set_python(tgid, &config)
         {
             warn!(tgid, error = super::chain(&error), "no Python stacks of this process");
         }
@@ -102,8 +144,9 @@ impl Attacher {
             Found::Unsupported(reason) => {
                 // Of a process that ended meanwhile nothing can be read.
                 let alive = self.host.mappings(tgid).is_some_and(|found| !found.is_empty());
-                if alive && self.examined.told.insert(tgid) {
-                    self.tell(Notice::NoPython { tgid, reason });
+                if alive && self.told.insert(tgid) {
+                    // The receiver is gone only when the recording ends.
+                    self.notices.send(Notice::NoPython { tgid, reason }).unwrap_or_default();
                 }
                 None
             }
@@ -111,12 +154,12 @@ impl Attacher {
     }
 
     /// Tells the kernel half where a process has executable code.
-    pub fn set_pages(&mut self, tgid: u32, pages: &ExecutablePages) {
+    fn set_pages(&mut self, tgid: u32, pages: &ExecutablePages) {
         // The process may have ended meanwhile: its entry would stay.
-        if !self.examined.known.contains_key(&tgid) {
+        if !self.known.contains_key(&tgid) {
             return;
         }
-        if let Err(error) = self.kernel.set_pages(tgid, pages) {
+        if let Err(error) = self.guides.set_pages(tgid, pages) {
             warn!(tgid, error = super::chain(&error), "its stacks are told apart less well");
         }
     }

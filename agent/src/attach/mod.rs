@@ -5,7 +5,7 @@
 
 pub mod candidates;
 pub mod elf;
-mod examine;
+pub mod examine;
 pub mod mmaps;
 pub mod worker;
 
@@ -15,10 +15,7 @@ use std::{
     num::NonZeroU32,
     os::fd::AsRawFd as _,
     path::{Path, PathBuf},
-    sync::{
-        Arc,
-        mpsc::{Sender, SyncSender},
-    },
+    sync::{Arc, mpsc::Sender},
 };
 
 use agent_common::life::FOLLOW_CHILDREN;
@@ -29,10 +26,9 @@ use crate::{
     host::{Host, maps::Mapping},
     kernel::{Kernel, KernelError, Links, Scope, Site},
     probes::Library,
-    stacks::resolver::ToResolver,
 };
 
-use self::examine::Examined;
+use self::examine::ToExaminer;
 
 /// A file, as the kernel tells files apart.
 pub type FileId = ((u32, u32), u64);
@@ -128,8 +124,8 @@ pub struct Attacher {
     host_links: HashMap<FileId, Links>,
     process_links: HashMap<(u32, FileId), Attached>,
     notices: Sender<Notice>,
-    /// What is known of the processes' interpreters and libraries.
-    examined: Examined,
+    /// Told of the processes that use CUDA.
+    examiner: Sender<ToExaminer>,
     /// Links to drop, on a thread of their own: the kernel waits for running programs at each.
     garbage: Sender<Links>,
 }
@@ -142,7 +138,7 @@ impl Attacher {
         tensors: bool,
         notices: Sender<Notice>,
         garbage: Sender<Links>,
-        looks: SyncSender<ToResolver>,
+        examiner: Sender<ToExaminer>,
     ) -> Self {
         Self {
             kernel,
@@ -155,7 +151,7 @@ impl Attacher {
             host_links: HashMap::new(),
             process_links: HashMap::new(),
             notices,
-            examined: Examined::new(looks),
+            examiner,
             garbage,
         }
     }
@@ -200,7 +196,7 @@ impl Attacher {
     /// unless another thread than the main one called `execve`: they belong to the main thread's
     /// task, whose place that thread took.
     pub fn executed(&mut self, tgid: u32, by_leader: bool) {
-        self.examined.forget(tgid);
+        self.tell_examiner(ToExaminer::Gone(tgid));
         if !by_leader {
             let sources = self.sources_of(tgid);
             self.drop_links(tgid);
@@ -212,7 +208,7 @@ impl Attacher {
     /// The process ended.
     pub fn forget(&mut self, tgid: u32) {
         self.followed.remove(&tgid);
-        self.examined.forget(tgid);
+        self.tell_examiner(ToExaminer::Gone(tgid));
         self.drop_links(tgid);
     }
 
@@ -246,7 +242,7 @@ impl Attacher {
         if interesting && (self.host_wide || self.followed.contains(&tgid)) {
             self.look_at(tgid);
         } else {
-            self.examined.note_mapping(tgid);
+            self.tell_examiner(ToExaminer::Mapped(tgid));
         }
     }
 
@@ -283,20 +279,26 @@ impl Attacher {
         let at_ns = clock::boot_ns();
         let Some(mappings) = self.host.mappings(tgid) else { return };
         let mut seen = HashSet::new();
-        for mapping in mappings.iter().filter(|mapping| mapping.executable) {
-            let id = (mapping.dev, mapping.inode);
-            let name = str::from_utf8(mapping.file_name()).unwrap_or_default();
-            if let Some(library) = self.library(name)
-                && seen.insert(id)
-            {
-                if self.first_look && library == Library::Cuda {
-                    self.tell(Notice::AlreadyMapped { tgid });
-                }
-                self.attach_mapping(tgid, id, library, mapping);
-            }
+        let ours: Vec<(Library, Mapping)> = mappings
+            .iter()
+            .filter(|mapping| mapping.executable)
+            .filter_map(|mapping| {
+                let name = str::from_utf8(mapping.file_name()).unwrap_or_default();
+                Some((self.library(name)?, mapping))
+            })
+            .filter(|(_, mapping)| seen.insert((mapping.dev, mapping.inode)))
+            .map(|(library, mapping)| (library, mapping.clone()))
+            .collect();
+        if ours.is_empty() {
+            return;
         }
-        if !seen.is_empty() {
-            self.examine(tgid, &mappings, at_ns);
+        // First: its interpreter is found while the probes are put in.
+        self.tell_examiner(ToExaminer::Uses { tgid, mappings, at_ns });
+        for (library, mapping) in ours {
+            if self.first_look && library == Library::Cuda {
+                self.tell(Notice::AlreadyMapped { tgid });
+            }
+            self.attach_mapping(tgid, (mapping.dev, mapping.inode), library, &mapping);
         }
     }
 
@@ -398,6 +400,11 @@ impl Attacher {
         let (file, tgid) = (place.shown.display(), place.owner);
         warn!(%file, tgid, error, "not probed: its calls stay unseen");
         self.tell(Notice::Failed { tgid, path: place.shown.to_owned(), error });
+    }
+
+    fn tell_examiner(&self, told: ToExaminer) {
+        // As for the notices.
+        self.examiner.send(told).unwrap_or_default();
     }
 
     fn tell(&self, notice: Notice) {

@@ -12,7 +12,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent_common::stack::ExecutablePages;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::{info, warn};
 
@@ -46,8 +45,6 @@ pub enum Command {
     },
     /// A process ended.
     Ended(u32),
-    /// Where a process has executable code, for the kernel half.
-    Pages(u32, Box<ExecutablePages>),
     /// A process mapped a file.
     Mapped(Vec<mmaps::NewMapping>),
     /// The kernel dropped mapping events.
@@ -66,16 +63,14 @@ pub fn run(mut attacher: Attacher, commands: &Receiver<Command>, events_work: bo
     let mut next = Instant::now() + period;
     loop {
         let wait = next.saturating_duration_since(Instant::now());
-        match commands.recv_timeout(attacher.due().map_or(wait, |due| due.min(wait))) {
+        match commands.recv_timeout(wait) {
             Ok(Command::Stop) | Err(RecvTimeoutError::Disconnected) => return,
             Ok(command) => serve(&mut attacher, command),
-            Err(RecvTimeoutError::Timeout) if Instant::now() >= next => {
+            Err(RecvTimeoutError::Timeout) => {
                 attacher.look_at_all();
                 next = Instant::now() + period;
             }
-            Err(RecvTimeoutError::Timeout) => {}
         }
-        attacher.examine_due();
     }
 }
 
@@ -97,7 +92,6 @@ fn serve(attacher: &mut Attacher, command: Command) {
         Command::Forked { tgid, parent } => attacher.adopt(tgid, parent),
         Command::Executed { tgid, by_leader } => attacher.executed(tgid, by_leader),
         Command::Ended(tgid) => attacher.forget(tgid),
-        Command::Pages(tgid, pages) => attacher.set_pages(tgid, &pages),
         Command::Mapped(mappings) => {
             for mapping in mappings {
                 attacher.mapped(mapping.tgid, &mapping.path);

@@ -133,8 +133,6 @@ pub struct Kernel {
     ebpf: Ebpf,
     /// As [`UPROBES`]; `None` where this kernel has no multi links.
     multi: Option<[MultiProgram; UPROBES.len()]>,
-    python: HashMap<MapData, u32, [u64; PYTHON_WORDS]>,
-    pages: HashMap<MapData, u32, [u64; PAGES_WORDS]>,
     armed: Array<MapData, u32>,
     next_slot: u16,
     known: HashMap<MapData, u32, u32>,
@@ -199,8 +197,7 @@ impl Kernel {
         }
         let known = take(&mut ebpf, "KNOWN")?;
         let armed = take(&mut ebpf, "ARMED")?;
-        let (python, pages) = (take(&mut ebpf, "PYTHON")?, take(&mut ebpf, "PAGES")?);
-        Ok(Self { ebpf, multi, python, pages, armed, next_slot: 0, known })
+        Ok(Self { ebpf, multi, armed, next_slot: 0, known })
     }
 
     /// The rings; once.
@@ -232,16 +229,12 @@ impl Kernel {
         Ok(Seen(take(&mut self.ebpf, "SEEN")?))
     }
 
-    /// Says where a process's interpreter is: its Python frames are walked from here on.
-    pub fn set_python(&mut self, tgid: u32, config: &PythonConfig) -> Result<(), KernelError> {
-        let words: [u64; PYTHON_WORDS] = zerocopy::transmute!(*config);
-        self.python.insert(tgid, words, 0).map_err(map_error("PYTHON"))
-    }
-
-    /// Says where a process has executable code.
-    pub fn set_pages(&mut self, tgid: u32, pages: &ExecutablePages) -> Result<(), KernelError> {
-        let words: &[u64; PAGES_WORDS] = zerocopy::transmute_ref!(pages);
-        self.pages.insert(tgid, words, 0).map_err(map_error("PAGES"))
+    /// What the walk of stacks goes by; once.
+    pub fn take_guides(&mut self) -> Result<Guides, KernelError> {
+        Ok(Guides {
+            python: take(&mut self.ebpf, "PYTHON")?,
+            pages: take(&mut self.ebpf, "PAGES")?,
+        })
     }
 
     /// Follows a process's life (`FOLLOW_CHILDREN` or 0) before its first call.
@@ -500,6 +493,27 @@ fn stable<K: aya::Pod, const N: usize>(
         }
     }
     None
+}
+
+/// What the walk of a process's stacks goes by.
+#[expect(missing_debug_implementations, reason = "aya's maps have none")]
+pub struct Guides {
+    python: HashMap<MapData, u32, [u64; PYTHON_WORDS]>,
+    pages: HashMap<MapData, u32, [u64; PAGES_WORDS]>,
+}
+
+impl Guides {
+    /// Says where a process's interpreter is: its Python frames are walked from here on.
+    pub fn set_python(&mut self, tgid: u32, config: &PythonConfig) -> Result<(), KernelError> {
+        let words: [u64; PYTHON_WORDS] = zerocopy::transmute!(*config);
+        self.python.insert(tgid, words, 0).map_err(map_error("PYTHON"))
+    }
+
+    /// Says where a process has executable code.
+    pub fn set_pages(&mut self, tgid: u32, pages: &ExecutablePages) -> Result<(), KernelError> {
+        let words: &[u64; PAGES_WORDS] = zerocopy::transmute_ref!(pages);
+        self.pages.insert(tgid, words, 0).map_err(map_error("PAGES"))
+    }
 }
 
 /// The keys of stacks that the kernel half has met.

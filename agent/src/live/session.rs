@@ -28,12 +28,13 @@ use super::{
 use crate::{
     attach::{
         Attacher,
+        examine::{Examiner, ToExaminer},
         worker::{self, Command},
     },
     cli::Detail,
     clock::{self, Anchor},
     host::{CommandDetail, Host},
-    kernel::{Kernel, Links, LoadOptions},
+    kernel::{Guides, Kernel, Links, LoadOptions},
     nvml::{self, Driver, Gpu, GpuReader as _, NvmlReader, Sampler, SamplerThread},
     stacks::{
         namer,
@@ -154,16 +155,20 @@ impl Session {
         let (commands, command_box) = mpsc::channel();
         let mut seen = kernel.take_seen()?;
         let (looks, look_box) = sync_channel(BATCHES);
-        let attaching = Attaching { kernel, looks: looks.clone(), commands: commands.clone() };
+        let (examiner, examine_box) = mpsc::channel();
+        let guides = kernel.take_guides()?;
+        let examining = Examining { guides, looks: looks.clone(), inbox: examine_box };
+        let (examine, commands_too) = (examiner.clone(), commands.clone());
+        let attaching = Attaching { kernel, examining, examiner, commands: commands_too };
         let mut helpers = start_attaching(attaching, options, &messages, command_box, &stop)?;
         let (new_stacks, stack_box) = mpsc::channel();
         let (rule, to_log) = (site::Rule::new(&options.user_code), rows.clone());
         let namer = spawn("namer", move || namer::run(rule, &stack_box, &to_log))?;
-        let (home, attach, out) = (host.clone(), commands.clone(), messages.clone());
+        let (home, out) = (host.clone(), messages.clone());
         let resolver = spawn("resolver", move || {
             // Made here: its symbolizer stays on one thread.
             let want_large = Box::new(move |key| seen.want_large(key));
-            Resolver::new(home, anchor, want_large, new_stacks, attach).run(&look_box, &out);
+            Resolver::new(home, anchor, want_large, new_stacks, examine).run(&look_box, &out);
         })?;
 
         let opening = Opening {
@@ -340,8 +345,16 @@ fn first_rows(
 /// What the attaching is given.
 struct Attaching {
     kernel: Kernel,
-    looks: SyncSender<ToResolver>,
+    examining: Examining,
+    examiner: Sender<ToExaminer>,
     commands: Sender<Command>,
+}
+
+/// What the examining is given.
+struct Examining {
+    guides: Guides,
+    looks: SyncSender<ToResolver>,
+    inbox: Receiver<ToExaminer>,
 }
 
 fn start_attaching(
@@ -351,13 +364,15 @@ fn start_attaching(
     command_box: Receiver<Command>,
     stop: &Arc<AtomicBool>,
 ) -> anyhow::Result<Vec<Thread<()>>> {
-    let Attaching { kernel, looks, commands } = attaching;
+    let Attaching { kernel, examining, examiner, commands } = attaching;
     let (notices, notice_box) = mpsc::channel();
     let (garbage, garbage_box) = mpsc::channel::<Links>();
     let host_wide = options.target == Target::Host;
     let tensors = options.detail != Detail::Off;
-    let attacher = Attacher::new(kernel, host_wide, tensors, notices, garbage, looks);
-    let mut threads = Vec::new();
+    let Examining { guides, looks, inbox } = examining;
+    let examining = Examiner::new(Host::live(), guides, looks, notices.clone());
+    let attacher = Attacher::new(kernel, host_wide, tensors, notices, garbage, examiner);
+    let mut threads = vec![spawn("examine", move || examining.run(&inbox))?];
     let events = worker::open_events();
     let events_work = events.is_some();
     threads.push(spawn("attach", move || worker::run(attacher, &command_box, events_work))?);

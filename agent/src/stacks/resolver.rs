@@ -23,7 +23,7 @@ use super::{
     namer::NewStack,
 };
 use crate::{
-    attach::worker::Command,
+    attach::examine::ToExaminer,
     clock::{self, Anchor},
     host::Host,
     live::{
@@ -118,7 +118,7 @@ pub struct Resolver {
     /// Asks the kernel half for a stack again, with the large copy.
     want_large: WantLarge,
     namer: Sender<NewStack>,
-    attach: Sender<Command>,
+    examiner: Sender<ToExaminer>,
 }
 
 /// Takes the key of a stack whose copy was too short.
@@ -131,7 +131,7 @@ impl Resolver {
         anchor: Anchor,
         want_large: WantLarge,
         namer: Sender<NewStack>,
-        attach: Sender<Command>,
+        examiner: Sender<ToExaminer>,
     ) -> Self {
         Self {
             host,
@@ -145,7 +145,7 @@ impl Resolver {
             native: Vec::new(),
             want_large,
             namer,
-            attach,
+            examiner,
         }
     }
 
@@ -240,7 +240,7 @@ impl Resolver {
         if changed && let Some(space) = &process.space {
             let pages = space.executable_pages();
             // The attaching thread lives as long as the recording.
-            self.attach.send(Command::Pages(tgid, pages)).unwrap_or_default();
+            self.examiner.send(ToExaminer::Pages(tgid, pages)).unwrap_or_default();
         }
     }
 
@@ -496,9 +496,9 @@ mod tests {
     /// Resolves records of this process as if the kernel half had sent them.
     fn resolve(records: Vec<Vec<u8>>) -> (Batch, Vec<NewStack>) {
         let (namer, stacks) = mpsc::channel();
-        let (attach, _commands) = mpsc::channel();
+        let (examiner, _inbox) = mpsc::channel();
         let want_large = Box::new(|_| {});
-        let mut resolver = Resolver::new(Host::live(), Anchor::now(), want_large, namer, attach);
+        let mut resolver = Resolver::new(Host::live(), Anchor::now(), want_large, namer, examiner);
         let batch = resolver.batch(Batch { stacks: records, ..Batch::default() });
         drop(resolver);
         (batch, stacks.into_iter().collect())
