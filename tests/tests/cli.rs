@@ -154,6 +154,28 @@ fn a_pid_that_is_nobodys_is_a_precondition() {
 }
 
 #[test]
+fn where_ebpf_is_not_permitted_the_program_is_not_run() {
+    let Some(device) = machine::gpus().unwrap() else { return };
+    let mark = device.folder().join("it-ran");
+    let agent = Agent::new(&device);
+    let mut run = agent.command("run");
+    run.arg("--").arg("touch").arg(&mark);
+    let mut doctor = Command::new(agent_tests::agent::binary());
+    doctor.arg("doctor");
+    for (command, words) in [(run, "see `vramscope doctor`"), (doctor, "missing: CAP_BPF")] {
+        let mut without = Command::new("setpriv");
+        without.args(["--bounding-set", "-bpf,-perfmon,-sys_admin"]);
+        without.arg(command.get_program()).args(command.get_args());
+        without.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        let output = without.output().unwrap();
+        let said = text(&output.stdout) + &text(&output.stderr);
+        assert_eq!(output.status.code(), Some(3), "{said}");
+        assert!(said.contains(words), "{said}");
+    }
+    assert!(!mark.exists());
+}
+
+#[test]
 fn a_recording_in_which_nothing_was_traced_says_so() {
     let Some(device) = machine::gpus().unwrap() else { return };
     let mut command = Agent::new(&device).command("attach");

@@ -117,9 +117,15 @@ fn report(agent: &Path, log: &Path) -> Result<()> {
 }
 
 fn not_permitted(demo: &Demo) -> Result<ExitCode> {
-    println!("\nThis machine does not permit eBPF probes to this user (see above).");
+    println!("\nThis machine does not permit eBPF probes to this user:\n");
+    // It ends with the code that brought us here.
+    sh::command(&demo.agent)?
+        .arg("doctor")
+        .envs(demo.environment.iter().map(|(key, value)| (key, value)))
+        .status()
+        .with_context(|| format!("run {} doctor", demo.agent.display()))?;
     println!(
-        "For whoever administers it, on the host itself and in this folder:\n\n  {}\n",
+        "\nFor whoever administers it, on the host itself and in this folder:\n\n  {}\n",
         demo.as_root()
     );
     println!("Meanwhile, the report of such a log that was recorded elsewhere:");

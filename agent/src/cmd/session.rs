@@ -13,6 +13,7 @@ use super::{EXIT_NOTHING_TRACED, output, precondition, say};
 use crate::{
     cli::Recording,
     host::Host,
+    kernel::KernelError,
     live::{Options, Session, Target},
     units::show_bytes,
 };
@@ -45,7 +46,10 @@ pub(super) fn start(
         user_code: recording.user_code.clone(),
         command: verb.to_owned(),
     };
-    Session::start(&options)
+    Session::start(&options).map_err(|error| {
+        // What the kernel refuses before anything is recorded, this machine does not permit.
+        if error.is::<KernelError>() { precondition(format!("{error:#}")) } else { error }
+    })
 }
 
 /// The kernel wants a power of two of at least a page.
