@@ -6,21 +6,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent_common::{
-    call::{KIND_NOTE, RawCall},
-    life::{KIND_EXIT, RawLife},
-};
+use agent_common::call::{KIND_NOTE, RawCall};
 use ledger::{
     account::{Ledger, breakdown::Breakdown, order::Order, state::State},
     call::{Action, Call, Input, ProcId},
-    rows::{AnnotationRow, EventRow, LossRow, OomRow, ProcessRow},
+    rows::{AnnotationRow, EventRow, LossRow, OomRow},
 };
-use tracing::debug;
 
 use super::{
     Message,
     devices::Devices,
-    lives::{Life, Lives},
+    lives::Lives,
     polled::Polled,
     readings::Readings,
     sink::{AnyRow, ToLog},
@@ -30,7 +26,7 @@ use crate::{
     attach::Notice,
     clock::Anchor,
     decode,
-    host::{CommandDetail, Env, Host, Identity},
+    host::{CommandDetail, Host},
     kernel::Counters,
 };
 
@@ -76,7 +72,7 @@ pub(super) struct Opening {
 pub(super) struct Books {
     pub(super) opening: Opening,
     pub(super) lives: Lives,
-    order: Order,
+    pub(super) order: Order,
     pub(super) ledger: Ledger,
     pub(super) state: State,
     pub(super) breakdown: Breakdown,
@@ -88,7 +84,7 @@ pub(super) struct Books {
     sink: SyncSender<ToLog>,
     /// Moment up to which everything was applied, epoch nanoseconds.
     applied_ns: i64,
-    closed: Closed,
+    pub(super) closed: Closed,
 }
 
 impl Books {
@@ -167,19 +163,6 @@ impl Books {
         self.apply_until(self.opening.anchor.epoch(batch.complete_until_ns) - WINDOW_NS);
     }
 
-    fn begin(&mut self, life: &RawLife) {
-        self.lives.begin(life.tgid, life.start_ns).told.learn(life);
-    }
-
-    /// The life that a record belongs to. A process whose beginning was lost is looked up.
-    fn life_of(&mut self, tgid: u32, ts_ns: u64) -> &mut Life {
-        if self.lives.at(tgid, ts_ns).is_none() {
-            let start_ns = self.opening.host.start_boot_ns(tgid).unwrap_or(ts_ns);
-            self.lives.begin(tgid, start_ns.min(ts_ns));
-        }
-        self.lives.at_or_begin(tgid, ts_ns)
-    }
-
     fn call(&mut self, raw: &RawCall) {
         if raw.kind == KIND_NOTE {
             return self.backward(raw);
@@ -219,102 +202,6 @@ impl Books {
         let ts_ns = self.opening.anchor.epoch(raw.enter_ns);
         let proc_id = self.life_of(raw.tgid, raw.enter_ns).proc_id;
         self.stacks.backward(proc_id, ts_ns, raw.words[0] as i64);
-    }
-
-    /// First traced call of a process: who it is.
-    pub(super) fn announce(&mut self, tgid: u32, proc_id: ProcId) {
-        self.closed.processes += 1;
-        let early = self.lives.by_id(proc_id).and_then(|life| life.early.take());
-        // What was read when the program began is whole; a process that is ending by now has lost
-        // its environment already.
-        let row = match early.or_else(|| self.identity(tgid, proc_id)) {
-            Some(identity) => {
-                self.set_devices(tgid, proc_id, &identity.env);
-                identity.row
-            }
-            None => self.told(tgid, proc_id),
-        };
-        debug!(tgid, command = row.command, "first traced call");
-        let Some(life) = self.lives.by_id(proc_id) else { return };
-        life.row = Some(row);
-        let late = life.late;
-        if late {
-            self.ledger.set_attached_late(proc_id);
-        }
-        self.write_process(proc_id);
-        self.write_libraries(tgid, proc_id);
-    }
-
-    /// What `/proc` says of a process, while it is there.
-    fn identity(&self, tgid: u32, proc_id: ProcId) -> Option<Identity> {
-        let identity = self.opening.host.identity(tgid, self.opening.commands);
-        identity.filter(|identity| identity.row.proc_id == proc_id.0)
-    }
-
-    /// The row of a process of which `/proc` says nothing any more.
-    fn told(&mut self, tgid: u32, proc_id: ProcId) -> ProcessRow {
-        let row = ProcessRow {
-            proc_id: proc_id.0,
-            pid: tgid as i32,
-            host: self.opening.host.name().to_owned(),
-            ..ProcessRow::default()
-        };
-        let Some(life) = self.lives.by_id(proc_id) else { return row };
-        ProcessRow {
-            comm: life.told.comm.clone(),
-            uid: life.told.uid.map(|uid| uid as i32),
-            ppid: life.told.ppid.map(|ppid| ppid as i32),
-            start_ns: Some(self.opening.anchor.epoch(life.start_ns)),
-            ..row
-        }
-    }
-
-    fn set_devices(&mut self, tgid: u32, proc_id: ProcId, env: &Env) {
-        let Opening { devices, host, .. } = &mut self.opening;
-        for (ordinal, device) in devices.by_environment(host, tgid, proc_id, env) {
-            self.ledger.set_device(proc_id, ordinal, device);
-        }
-    }
-
-    fn write_libraries(&mut self, tgid: u32, proc_id: ProcId) {
-        let now_ns = crate::clock::epoch_ns();
-        for mut row in self.opening.host.library_rows(tgid, proc_id).unwrap_or_default() {
-            row.ts_ns = now_ns;
-            if let Some((probes, available)) = self.readings.probes_of(&row.path) {
-                row.probes = probes;
-                row.probes_available = available;
-            }
-            self.add(row);
-        }
-    }
-
-    /// Writes what is known of a process now; readers take the latest row.
-    fn write_process(&mut self, proc_id: ProcId) {
-        let from_start = self.ledger.from_start(proc_id);
-        let Some(life) = self.lives.by_id(proc_id) else { return };
-        let Some(known) = life.row.as_mut() else { return };
-        // The ledger forgets a process that ended.
-        known.from_start |= from_start;
-        let mut row = known.clone();
-        row.attached_ns = life.attached_ns;
-        row.ts_ns = crate::clock::epoch_ns();
-        self.opening.detail.clone_into(&mut row.detail);
-        self.add(row);
-    }
-
-    fn end(&mut self, raw: &RawLife) {
-        let ts_ns = self.opening.anchor.epoch(raw.ts_ns);
-        let life = self.lives.begin(raw.tgid, raw.start_ns);
-        let proc_id = life.proc_id;
-        if raw.kind == KIND_EXIT {
-            life.ended_ns = Some(raw.ts_ns);
-            let exit_code = raw.exit_code;
-            self.order.push(Input::Exit { proc_id, tgid: raw.tgid, ts_ns, exit_code });
-        } else {
-            life.told.learn(raw);
-            self.order.push(Input::Exec { proc_id, tgid: raw.tgid, ts_ns });
-            self.meet_again(raw.tgid, proc_id);
-        }
     }
 
     /// Applies everything up to `until_ns`, and the readings that lie before it.
@@ -358,52 +245,6 @@ impl Books {
             Input::Exec { proc_id, .. } => self.executed(*proc_id),
             Input::Call(_) => {}
         }
-    }
-
-    /// Another program: its name and environment are new. They are read when the record of the exec
-    /// comes, not when it is applied: a short program is gone by then.
-    fn meet_again(&mut self, tgid: u32, proc_id: ProcId) {
-        let identity = self.identity(tgid, proc_id);
-        let Some(life) = self.lives.by_id(proc_id) else { return };
-        let Some(row) = life.row.as_mut() else {
-            life.early = identity;
-            return;
-        };
-        row.from_start = false;
-        if let Some(identity) = identity {
-            *row = identity.row;
-            let Opening { devices, host, .. } = &mut self.opening;
-            devices.by_environment(host, tgid, proc_id, &identity.env);
-        } else {
-            self.opening.devices.forget(proc_id);
-        }
-    }
-
-    /// The account of the new program begins, without any devices.
-    fn executed(&mut self, proc_id: ProcId) {
-        for (ordinal, device) in self.opening.devices.all(proc_id) {
-            self.ledger.set_device(proc_id, ordinal, device);
-        }
-        self.write_process(proc_id);
-    }
-
-    fn finish_process(&mut self, proc_id: ProcId, tgid: u32, ts_ns: i64, exit_code: i32) {
-        self.write_totals(Some(tgid));
-        self.write_sites(Some(tgid));
-        if let Some(life) = self.lives.by_id(proc_id)
-            && let Some(row) = life.row.as_mut()
-        {
-            row.end_ns = Some(ts_ns);
-            row.exit_code = Some(shell_code(exit_code));
-            self.write_process(proc_id);
-        }
-        self.write_losses();
-        self.polled.forget(tgid, self.opening.anchor.boot(ts_ns));
-        self.stacks.forget(tgid, proc_id);
-        self.state.forget(proc_id.0);
-        self.breakdown.forget(proc_id);
-        self.opening.devices.forget(proc_id);
-        self.readings.forget(proc_id);
     }
 
     fn oom(&self, row: &EventRow) -> OomRow {
@@ -471,19 +312,6 @@ impl Books {
         }
     }
 
-    /// A process that had the library before the recording began: what it holds is "before attach".
-    fn found_running(&mut self, tgid: u32) {
-        let Some(start_ns) = self.opening.host.start_boot_ns(tgid) else { return };
-        let life = self.lives.begin(tgid, start_ns);
-        life.late = true;
-        let proc_id = life.proc_id;
-        if !self.opening.host_wide {
-            self.announce(tgid, proc_id);
-        }
-        let text = "was running with the CUDA driver library loaded: what it held is one sum";
-        self.annotate(Some(proc_id.0), "late_attach", text.to_owned(), None);
-    }
-
     /// Adds an annotation.
     pub(super) fn annotate(
         &mut self,
@@ -533,7 +361,7 @@ impl Books {
     }
 
     /// Losses since the last time, of the kernel half and of the ledger.
-    fn write_losses(&mut self) {
+    pub(super) fn write_losses(&mut self) {
         let rows = self.polled.losses(&mut self.lives, self.opening.anchor);
         self.closed.lost += rows.iter().map(|row| row.count.unsigned_abs()).sum::<u64>();
         self.rows.extend(rows.into_iter().map(AnyRow::from));
@@ -554,13 +382,6 @@ impl Books {
         self.sink.send(checkpoint).unwrap_or_default();
     }
 
-    fn write_running(&mut self) {
-        let running: Vec<ProcId> = self.lives.running().map(|life| life.proc_id).collect();
-        for proc_id in running {
-            self.write_process(proc_id);
-        }
-    }
-
     fn close(mut self, answer: &Sender<Closed>) {
         let rest: Vec<Input> = self.order.drain_all().collect();
         for input in rest {
@@ -574,26 +395,5 @@ impl Books {
         self.annotate(None, "stop", "the recording ended".to_owned(), None);
         self.hand_over();
         answer.send(self.closed).unwrap_or_default();
-    }
-}
-
-/// `wait` status as shells show it.
-fn shell_code(status: i32) -> i32 {
-    match status & 0x7f {
-        0 => status >> 8 & 0xff,
-        signal => 128 + signal,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::shell_code;
-
-    #[test]
-    fn exit_codes_are_the_shells() {
-        assert_eq!(shell_code(0), 0);
-        assert_eq!(shell_code(3 << 8), 3);
-        assert_eq!(shell_code(9), 137);
-        assert_eq!(shell_code(0xb | 0x80), 139);
     }
 }

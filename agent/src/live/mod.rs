@@ -12,6 +12,7 @@ pub mod books;
 mod devices;
 mod lives;
 mod polled;
+mod processes;
 pub mod reader;
 mod readings;
 mod session;
