@@ -130,11 +130,10 @@ fn send_unless_seen(thread: &mut Thread, key: u64) {
         return;
     }
     code::define_codes(thread.ids);
-    let sent = if thread.sending & SEND_LARGE != 0 {
-        send::<LARGE_COPY_BYTES>(thread, key)
-    } else {
-        send::<COPY_BYTES>(thread, key)
-    };
+    let is_large = thread.sending & SEND_LARGE != 0;
+    // Where the ring has no room for the large one it may have some for the other.
+    let sent =
+        (is_large && send::<LARGE_COPY_BYTES>(thread, key)) || send::<COPY_BYTES>(thread, key);
     if !sent {
         lose((thread.ids >> 32) as u32, Loss::StackRingFull);
     } else if thread.sending & u64::from(FLAG_VERIFY) == 0 {
