@@ -189,9 +189,9 @@ fn slot_of(thread: &Thread, code: u64) -> usize {
 const SETTLED_NS: u64 = 1 << 30;
 const HOLDS_FOR_NS: u64 = 1 << 23;
 
-/// Names a code object. Its address alone does not: code objects are freed, and others
-/// take their place. Nor do the addresses of its parts, where programs make functions at run time;
-/// so the name begins with what they hold.
+/// Names a code object. Its address alone does not: code objects are freed, and others take their
+/// place. Nor do the addresses of its parts, where programs make functions at run time; so the
+/// beginnings of what they hold are in the name.
 ///
 /// A global function, as `stack::key_of_stack`.
 #[unsafe(no_mangle)]
@@ -203,7 +203,10 @@ pub(crate) extern "C" fn look_at_code(ids: u64, code: u64) -> u32 {
     let definition = define(thread, config, code);
     let now_ns = thread.now_ns;
     let slot = slot_of(thread, code);
-    let known = &mut thread.known[slot];
+    // Where it is at neither place, either makes room, by chance.
+    let is_new = thread.known[slot].code != code;
+    let slot = if is_new { slot ^ (now_ns >> 6) as usize & 1 } else { slot };
+    let known = &mut thread.known[slot & (KNOWN_CODES - 1)];
     if known.code != code || known.definition != definition {
         (known.code, known.definition, known.since_ns) = (code, definition, now_ns);
     }
