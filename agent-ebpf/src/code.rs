@@ -11,7 +11,7 @@ use crate::{
     emit,
     lose::lose,
     python::{self, member, member_32, read, word},
-    thread::{self, Thread},
+    thread::Thread,
 };
 
 /// Definitions that were sent. One that falls out is sent again.
@@ -24,9 +24,11 @@ static DEFINED: LruHashMap<u64, u8> = LruHashMap::with_max_entries(32768, 0);
 /// A global function, as `stack::key_of_stack`.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub(crate) extern "C" fn define_codes(ids: u64) -> u32 {
-    let tgid = (ids >> 32) as u32;
-    let (Some(config), Some(thread)) = (python::config(tgid), thread::known(ids)) else { return 0 };
+pub(crate) extern "C" fn define_codes(thread: *mut Thread) -> u32 {
+    // SAFETY: null or valid: callers pass references. The verifier wants the look.
+    let Some(thread) = (unsafe { thread.as_mut() }) else { return 0 };
+    let tgid = (thread.ids >> 32) as u32;
+    let Some(config) = python::config(tgid) else { return 0 };
     python::take_cframes(thread, config);
     for n in 0..PYTHON_FRAMES {
         if n as u64 >= thread.frame_count {

@@ -18,7 +18,7 @@ use crate::{
     hash,
     opaque::sign,
     task::Task,
-    thread::{self, KNOWN_CODES, STRUCT_WORDS, TEXT_WORDS, Thread},
+    thread::{KNOWN_CODES, STRUCT_WORDS, TEXT_WORDS, Thread},
 };
 
 /// Interpreters of processes, written by the agent.
@@ -167,7 +167,7 @@ fn frame_at(thread: &mut Thread, config: &PythonConfig, addr: u64) -> RawPythonF
     let known = &thread.known[slot_of(thread, code)];
     let unknown = known.code ^ code | sign(known.until_ns.wrapping_sub(thread.now_ns));
     if unknown & runs != 0 {
-        look_at_code(thread.ids, code);
+        look_at_code(thread, config, code);
     }
     let definition = thread.known[slot_of(thread, code)].definition & runs;
     RawPythonFrame { addr, code, instruction, definition, owner }
@@ -196,10 +196,15 @@ const HOLDS_FOR_NS: u64 = 1 << 23;
 /// A global function, as `stack::key_of_stack`.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub(crate) extern "C" fn look_at_code(ids: u64, code: u64) -> u32 {
-    let (Some(config), Some(thread)) = (config((ids >> 32) as u32), thread::known(ids)) else {
-        return 0;
-    };
+pub(crate) extern "C" fn look_at_code(
+    thread: *mut Thread,
+    config: *const PythonConfig,
+    code: u64,
+) -> u32 {
+    // SAFETY: null or valid: callers pass references. The verifier wants the look.
+    let Some(thread) = (unsafe { thread.as_mut() }) else { return 0 };
+    // SAFETY: as above.
+    let Some(config) = (unsafe { config.as_ref() }) else { return 0 };
     let definition = define(thread, config, code);
     let now_ns = thread.now_ns;
     let slot = slot_of(thread, code);

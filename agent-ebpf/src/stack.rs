@@ -79,20 +79,21 @@ pub(crate) fn key(ctx: *mut c_void, ids: u64, now_ns: u64, is_rare: bool) -> u64
     thread.regs = regs::read(ctx);
     thread.now_ns = now_ns;
     thread.rare = u64::from(is_rare);
-    key_of_stack(ids)
+    key_of_stack(thread)
 }
 
 /// The key of the stack of a thread whose registers are known.
 ///
 /// A global function: the verifier goes through it once, and not for each path that leads here
-/// (kernels since 5.6, told by the object's BTF). What differs between the paths in it is kept in
+/// (kernels since 5.13, told by the object's BTF; to it the argument may be null). What differs between the paths in it is kept in
 /// the thread's memory, which the verifier does not follow: in registers, each path would have it go
 /// through all loops that come after.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub(crate) extern "C" fn key_of_stack(ids: u64) -> u64 {
-    let Some(thread) = thread::known(ids) else { return 0 };
-    let tgid = (ids >> 32) as u32;
+pub(crate) extern "C" fn key_of_stack(thread: *mut Thread) -> u64 {
+    // SAFETY: null or valid: callers pass references. The verifier wants the look.
+    let Some(thread) = (unsafe { thread.as_mut() }) else { return 0 };
+    let tgid = (thread.ids >> 32) as u32;
     (thread.frame_count, thread.cframe_count, thread.flags) = (0, 0, 0);
     (thread.chain, thread.caller) = (0, 0);
     if let Some(config) = python::config(tgid) {
@@ -129,7 +130,7 @@ fn send_unless_seen(thread: &mut Thread, key: u64) {
     if thread.sending == SEND_NOT {
         return;
     }
-    code::define_codes(thread.ids);
+    code::define_codes(thread);
     let is_large = thread.sending & SEND_LARGE != 0;
     // Where the ring has no room for the large one it may have some for the other.
     let sent =
