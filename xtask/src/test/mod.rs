@@ -1,11 +1,12 @@
 //! `cargo xtask test`: every test that this machine can run, and what it can't, with the reason.
 //!
 //! Parts, in order: the committed objects, unit and doc tests, tests of the simulated GPU, scenario
-//! tests under the real agent on it (as root), and readers of the log in Python. A part that can't run is a skip;
-//! in continuous integration (`CI=true`) a skip that the machine could have avoided is a failure.
+//! tests under the real agent on it (as root), the stacks of a newer CPython (with `--full`), and
+//! readers of the log in Python. A part that can't run is a skip; in continuous integration (`CI=true`) a skip that the machine could have avoided is a failure.
 
 mod libtest;
 mod machine;
+mod pythons;
 mod readers;
 
 use crate::{ebpf, sh, tally::Tally};
@@ -33,11 +34,12 @@ pub(crate) fn run(args: &Args) -> ExitCode {
             "note: an agent runs already ({agent}): a second one is refused, so stop it first"
         );
     }
-    let parts: [(&str, &dyn Fn() -> Part); 5] = [
+    let parts: [(&str, &dyn Fn() -> Part); 6] = [
         ("objects of the kernel half", &|| Ok(Ok(ebpf::check()?))),
         ("unit and doc tests", &|| unit(args)),
         ("simulated GPU", &|| simulated_gpu(args)),
         ("scenario tests under the real agent", &|| scenarios(args)),
+        ("stacks of a newer CPython", &|| pythons::run(args)),
         ("readers of the log in Python", &|| readers::run(args.full)),
     ];
     let mut total = Tally::default();
