@@ -169,7 +169,8 @@ impl Resolver {
         }
     }
 
-    fn batch(&mut self, mut batch: Batch) -> Batch {
+    /// Resolves the stacks of a batch.
+    pub(crate) fn batch(&mut self, mut batch: Batch) -> Batch {
         self.processes.retain(|_, process| !process.ended);
         for begin in &batch.begins {
             self.forked(begin);
@@ -219,7 +220,8 @@ impl Resolver {
         }
     }
 
-    fn looked(&mut self, looked: Looked) {
+    /// Takes what was found in a process.
+    pub(crate) fn looked(&mut self, looked: Looked) {
         let process = self.processes.entry(looked.tgid).or_default();
         if process.ended {
             *process = Process::default();
