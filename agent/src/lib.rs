@@ -11,6 +11,9 @@ pub mod decode;
 #[cfg(feature = "live")]
 pub mod doctor;
 #[cfg(feature = "live")]
+#[doc(hidden)]
+pub mod fuzzing;
+#[cfg(feature = "live")]
 pub mod host;
 #[cfg(feature = "live")]
 pub mod kernel;

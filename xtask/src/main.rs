@@ -10,6 +10,7 @@
 mod demo;
 mod dist;
 mod ebpf;
+mod fuzz;
 mod lint;
 mod paths;
 mod sh;
@@ -36,6 +37,8 @@ enum Command {
     Lint,
     /// Unit, doc, scenario and reader tests; says what it skips and why
     Test(test::Args),
+    /// Fuzz what reads others' bytes, guided by coverage
+    Fuzz(fuzz::Args),
     /// Record a leaking job on a simulated GPU and report it: no GPU needed
     Demo(demo::Args),
     /// Build the self-contained x86-64 tarball
@@ -47,6 +50,7 @@ fn main() -> ExitCode {
         Command::Ebpf(args) => ebpf::run(&args),
         Command::Lint => lint::run(),
         Command::Test(args) => Ok(test::run(&args)),
+        Command::Fuzz(args) => fuzz::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Dist(args) => dist::run(&args),
     };

@@ -52,7 +52,8 @@ pub fn sites(file: File, library: Library) -> Result<Vec<Site>, ElfError> {
 /// A symbol's address is not its place in the file: patched libraries differ.
 fn file_offset(segments: &[(u64, u64, u64)], address: u64) -> Option<u64> {
     segments.iter().find_map(|(start, size, offset)| {
-        (address >= *start && address < start.checked_add(*size)?).then(|| address - start + offset)
+        let distance = address.checked_sub(*start).filter(|distance| distance < size)?;
+        distance.checked_add(*offset)
     })
 }
 
@@ -67,6 +68,7 @@ mod tests {
         assert_eq!(file_offset(&segments, 0x3010), Some(0x2010));
         assert_eq!(file_offset(&segments, 0x5000), None);
         assert_eq!(file_offset(&[(u64::MAX, 2, 0)], 5), None);
+        assert_eq!(file_offset(&[(0, 0x1000, u64::MAX)], 5), None);
     }
 
     #[test]

@@ -127,7 +127,8 @@ impl Examiner {
         let config = interpreter.as_ref().map(|interpreter| interpreter.config);
         let changed = self.known.insert(tgid, interpreter.clone()).flatten() != interpreter;
         // The resolver first: it must know the interpreter before a stack with Python frames comes.
-        let looked = Looked { tgid, interpreter, at_ns };
+        let refused = interpreter.is_none() && self.told.contains(&tgid);
+        let looked = Looked { tgid, interpreter, refused, at_ns };
         self.looks.send(ToResolver::Process(looked)).unwrap_or_default();
         if changed
             && let Some(config) = config

@@ -98,7 +98,7 @@ impl Host {
 
 /// Whether a line of `mountinfo` mounts a `tmpfs` on `/dev/shm`: field 5 is the mount point, the
 /// type follows the dash.
-fn is_shm(line: &[u8]) -> bool {
+pub(super) fn is_shm(line: &[u8]) -> bool {
     let mut words = line.split(|byte| *byte == b' ');
     words.nth(4) == Some(b"/dev/shm")
         && words.find(|word| *word == b"-").is_some()

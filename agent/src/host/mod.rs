@@ -121,6 +121,26 @@ impl Host {
     }
 }
 
+/// Parses bytes as each text of `/proc/PID`, for the fuzz targets; how much came of it.
+pub(crate) fn parse_as_every_text(content: &[u8]) -> usize {
+    let lines = || content.split(|byte| *byte == b'\n');
+    let mappings = lines().filter_map(Mapping::parse).collect::<Vec<_>>();
+    let libraries = Library::among(&mappings).len();
+    let mounts = lines().filter(|line| container::is_shm(line)).count();
+    let cgroup = parse_cgroup(content);
+    let environment = Env::parse(content);
+    let ordinals = ordinal_map(&environment, &[]).len();
+    let texts = [
+        stat::parse(content).map(|stat| stat.comm),
+        command::whole(content),
+        command::redacted(content, None),
+        cgroup.container_id,
+        cgroup.v2_path,
+    ];
+    let characters: usize = texts.iter().flatten().map(String::len).sum();
+    libraries + mounts + ordinals + cgroup.v1_paths.len() + characters
+}
+
 /// Boot time as wall clock less boot clock: `btime` is cut to whole seconds, which would show
 /// processes as started before the command that started them.
 fn boot_ns_by_clocks() -> Option<i64> {

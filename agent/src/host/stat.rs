@@ -44,7 +44,7 @@ impl Host {
 
 /// Parses one line of `stat`. The name is between the first `(` and the *last* `)`: it may hold
 /// any character, brackets and newlines too.
-fn parse(line: &[u8]) -> Option<Stat> {
+pub(super) fn parse(line: &[u8]) -> Option<Stat> {
     let open = line.iter().position(|byte| *byte == b'(')?;
     let close = line.iter().rposition(|byte| *byte == b')')?;
     let comm = text::clean(line.get(open + 1..close)?, 64);

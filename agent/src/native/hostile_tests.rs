@@ -161,3 +161,16 @@ fn made_up_files_have_no_names_and_do_not_panic() {
         prop_assert!(Symbolizer::default().symbolize(&module, offset).is_empty());
     });
 }
+
+#[test]
+fn what_a_file_is_too_short_for_takes_no_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("short");
+    fs::write(&path, [7; 100]).unwrap();
+    let module = Module::open(&path, fs::File::open(&path).unwrap());
+    assert_eq!(module.read(90, 10), Some(vec![7; 10]));
+    // More than any machine has: asking for it would end the test.
+    for (offset, bytes) in [(91, 10), (0, 1 << 50), (u64::MAX, 1)] {
+        assert_eq!(module.read(offset, bytes), None);
+    }
+}

@@ -57,6 +57,8 @@ pub struct Module {
     pub build_id: Option<String>,
     /// `None` where it could not be opened.
     file: Option<File>,
+    /// Its length when it was opened.
+    bytes: u64,
     layout: Layout,
     /// Where functions' records are, for files without `.eh_frame_hdr`.
     pub(super) index: OnceLock<Index>,
@@ -69,18 +71,20 @@ impl Module {
     }
 
     /// Takes the opened file; one that is no 64-bit ELF file has neither segments nor a build id.
-    pub(super) fn open(path: impl Into<PathBuf>, file: File) -> Self {
+    pub(crate) fn open(path: impl Into<PathBuf>, file: File) -> Self {
         let layout = file.try_clone().ok().and_then(Layout::read).unwrap_or_default();
         Self::new(path.into(), Some(file), layout)
     }
 
     fn new(path: PathBuf, file: Option<File>, mut layout: Layout) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
+        let metadata = file.as_ref().and_then(|file| file.metadata().ok());
         Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             path,
             build_id: layout.build_id.take(),
             file,
+            bytes: metadata.map_or(0, |metadata| metadata.len()),
             layout,
             index: OnceLock::new(),
         }
@@ -117,8 +121,12 @@ impl Module {
         self.layout.eh_frame_hdr
     }
 
-    /// Reads a part of the file, all of it or nothing. The caller bounds the size.
+    /// Reads a part of the file, all of it or nothing. The caller bounds the size; what the file is
+    /// too short for takes no memory, whatever its headers say.
     pub(super) fn read(&self, offset: u64, bytes: usize) -> Option<Vec<u8>> {
+        if offset.checked_add(bytes as u64)? > self.bytes {
+            return None;
+        }
         let mut content = vec![0; bytes];
         self.file.as_ref()?.read_exact_at(&mut content, offset).ok()?;
         Some(content)

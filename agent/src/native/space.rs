@@ -80,6 +80,12 @@ impl AddressSpace {
         Some(Self { codes })
     }
 
+    /// That of a process which maps one file executable, from its beginning.
+    pub(crate) fn of_module(start: u64, bytes: u64, module: Arc<Module>) -> Self {
+        let end = start.saturating_add(bytes);
+        Self { codes: vec![Code { start, end, offset: 0, content: Content::Module(module) }] }
+    }
+
     /// Reads again; whether anything has changed. What is known stays where the process has ended.
     pub fn refresh(&mut self, host: &Host, tgid: u32, modules: &mut Modules) -> bool {
         let Some(now) = Self::read(host, tgid, modules) else { return false };

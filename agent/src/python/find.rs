@@ -1,12 +1,13 @@
 //! Finds the CPython of a process: which version it is and where its runtime lies.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use agent_common::python::PythonConfig;
 
 use super::{
     LineFormat,
     image::Image,
+    layout::Layout,
     memory::Memory,
     target::{Target, shown, version_of},
 };
@@ -43,6 +44,24 @@ pub struct Interpreter {
     /// The layout was held against the structures of the running interpreter. `false`: it was not
     /// yet initialised, so that nothing could be checked.
     pub checked: bool,
+}
+
+impl Interpreter {
+    /// One of this layout, and of no process; `None` where the layout makes no sense.
+    pub(crate) fn of_layout(minor: u8, published: &[u8]) -> Option<Self> {
+        let layout = Layout::of_minor(minor).or_else(|| Layout::published(minor, published))?;
+        let Layout { config, lines, code_start, .. } = layout;
+        let path = PathBuf::from(format!("/usr/bin/python3.{minor}"));
+        Some(Self { version: (3, minor), config, lines, code_start, path, checked: true })
+    }
+
+    /// The one whose runtime lies at an address of a process, else why it cannot be walked.
+    pub(crate) fn at(host: &Host, tgid: u32, runtime: u64, minor: u8) -> Result<Self, String> {
+        let memory = Memory::open(host, tgid);
+        let (path, code_type) = (Path::new("/usr/bin/python3"), Some(runtime));
+        let version = Some((3, minor));
+        Target { memory: &memory, path, runtime, version, code_type }.interpreter()
+    }
 }
 
 /// Looks for a CPython in a process, given what it has mapped. Cheap where no mapped file has

@@ -21,7 +21,7 @@ struct Segment {
 
 /// The facts of one file; addresses are those in the file.
 #[derive(Debug, Default)]
-pub(super) struct Image {
+pub(crate) struct Image {
     segments: Vec<Segment>,
     /// `_PyRuntime`.
     pub(super) runtime: Option<u64>,
@@ -37,7 +37,7 @@ pub(super) struct Image {
 
 impl Image {
     /// Reads the exported symbols of a file; `None` where it is no ELF file that can be parsed.
-    pub(super) fn read(file: File) -> Option<Self> {
+    pub(crate) fn read(file: File) -> Option<Self> {
         let source = ElfSource::new(file);
         let elf = object::File::parse(source.reader()).ok()?;
         let mut image = Self { segments: segments(&elf), ..Self::default() };

@@ -379,14 +379,17 @@ mod tests {
         ])
     }
 
-    /// What the headers say; `None` without headers or a compiler.
-    fn by_headers(python: &Python) -> Option<HashMap<String, u32>> {
+    /// What the headers say, with these options of the compiler; `None` without headers or a
+    /// compiler.
+    fn by_headers(python: &Python, options: &[&str]) -> Option<HashMap<String, u32>> {
         let folder = tempfile::tempdir().unwrap();
         let (source, program) = (folder.path().join("probe.c"), folder.path().join("probe"));
         std::fs::write(&source, include_str!("layout_probe.c")).unwrap();
         let include = python.include.as_ref().filter(|path| path.join("Python.h").exists())?;
         let mut compiler = Command::new("cc");
-        compiler.arg("-o").arg(&program).arg(&source).arg("-I").arg(include);
+        compiler.args(options).arg("-o").arg(&program).arg(&source).arg("-I").arg(include);
+        // Debian's headers refer to those of the architecture beside them.
+        compiler.arg("-I").arg(include.parent()?);
         let built = compiler.output().ok()?;
         assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
         let printed = Command::new(&program).output().unwrap().stdout;
@@ -405,7 +408,7 @@ mod tests {
     #[test]
     fn the_layouts_are_those_of_the_headers() {
         for python in testing::pythons() {
-            let Some(expected) = by_headers(&python) else {
+            let Some(expected) = by_headers(&python, &[]) else {
                 println!("skipped: no headers of {} or no cc", python.path.display());
                 continue;
             };
@@ -423,6 +426,18 @@ mod tests {
             for (name, value) in told {
                 assert_eq!(value, expected[name], "{name} of {}", python.path.display());
             }
+        }
+    }
+
+    #[test]
+    fn a_build_without_the_gil_says_so_where_it_is_looked_for() {
+        let pythons = testing::pythons().into_iter().filter(|python| python.minor >= 13);
+        for python in pythons {
+            let Some(told) = by_headers(&python, &["-DPy_GIL_DISABLED=1"]) else {
+                println!("skipped: no headers of {} or no cc", python.path.display());
+                continue;
+            };
+            assert_eq!((told["free_threaded_at"], told["free_threaded"]), (16, 1));
         }
     }
 

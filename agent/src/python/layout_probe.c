@@ -3,7 +3,9 @@
 #include <Python.h>
 #include <stddef.h>
 #include <stdio.h>
-#if PY_VERSION_HEX >= 0x030B0000
+#if PY_VERSION_HEX >= 0x030E0000
+#include <internal/pycore_interpframe.h>
+#elif PY_VERSION_HEX >= 0x030B0000
 #include <internal/pycore_frame.h>
 #else
 #include <frameobject.h>
@@ -62,7 +64,11 @@ int main(void) {
 #endif
 #if PY_VERSION_HEX >= 0x030C0000
     SHOW("frame_owner", offsetof(_PyInterpreterFrame, owner));
+#if PY_VERSION_HEX >= 0x030E0000
+    SHOW("shim_owner", FRAME_OWNED_BY_INTERPRETER);
+#else
     SHOW("shim_owner", FRAME_OWNED_BY_CSTACK);
+#endif
 #elif PY_VERSION_HEX >= 0x030B0000
     SHOW("frame_owner", offsetof(_PyInterpreterFrame, is_entry));
     SHOW("shim_owner", 255);
@@ -88,5 +94,9 @@ int main(void) {
     SHOW("bytes_size", offsetof(PyVarObject, ob_size));
     SHOW("bytes_data", offsetof(PyBytesObject, ob_sval));
     SHOW("object_type", offsetof(PyObject, ob_type));
+#ifdef Py_GIL_DISABLED
+    SHOW("free_threaded_at", offsetof(_Py_DebugOffsets, free_threaded));
+    SHOW("free_threaded", _Py_Debug_Free_Threaded);
+#endif
     return 0;
 }

@@ -34,7 +34,7 @@ pub fn line_at(
 }
 
 /// As [`line_at`] for the beginning of a table: what depends on the rest is `None`.
-pub(super) fn line_in_part(
+pub(crate) fn line_in_part(
     format: LineFormat,
     part: &[u8],
     first_line: i32,

@@ -23,6 +23,8 @@ pub use self::{
     memory::{Memory, memory},
 };
 
+pub(crate) use self::{image::Image, lines::line_in_part};
+
 #[cfg(test)]
 mod testing;
 #[cfg(test)]

@@ -29,6 +29,8 @@ impl Python {
         let script = format!(
             "try:\n import sys, sysconfig\n inc = lambda: sysconfig.get_paths()['include']\n\
              except ImportError:\n {script}\n\
+             import sysconfig\n\
+             assert not sysconfig.get_config_var('Py_GIL_DISABLED')\n\
              print('%d %d %s' % (sys.version_info[0], sys.version_info[1], sys.executable))\n\
              print(inc())"
         );

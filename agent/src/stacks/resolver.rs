@@ -52,6 +52,8 @@ pub struct Looked {
     pub tgid: u32,
     /// Its interpreter.
     pub interpreter: Option<Interpreter>,
+    /// It has an interpreter whose frames cannot be walked.
+    pub refused: bool,
     /// When the look began, `CLOCK_BOOTTIME`.
     pub at_ns: u64,
 }
@@ -68,6 +70,8 @@ const REST: u64 = 20;
 struct Process {
     space: Option<AddressSpace>,
     interpreter: Option<Interpreter>,
+    /// It has an interpreter whose frames cannot be walked.
+    refused: bool,
     codes: HashMap<u64, Arc<PythonCode>>,
     /// Stacks by key.
     stacks: HashMap<u64, i64>,
@@ -165,7 +169,8 @@ impl Resolver {
         }
     }
 
-    fn batch(&mut self, mut batch: Batch) -> Batch {
+    /// Resolves the stacks of a batch.
+    pub(crate) fn batch(&mut self, mut batch: Batch) -> Batch {
         self.processes.retain(|_, process| !process.ended);
         for begin in &batch.begins {
             self.forked(begin);
@@ -208,18 +213,21 @@ impl Resolver {
             let child = Process {
                 space: parent.space.clone(),
                 interpreter: parent.interpreter.clone(),
+                refused: parent.refused,
                 ..Process::default()
             };
             self.processes.insert(begin.tgid, child);
         }
     }
 
-    fn looked(&mut self, looked: Looked) {
+    /// Takes what was found in a process.
+    pub(crate) fn looked(&mut self, looked: Looked) {
         let process = self.processes.entry(looked.tgid).or_default();
         if process.ended {
             *process = Process::default();
         }
         process.interpreter = looked.interpreter;
+        process.refused = looked.refused;
         process.looked_ns = looked.at_ns;
         self.read_space(looked.tgid);
     }
@@ -317,7 +325,7 @@ impl Resolver {
             }
         }
         if python.is_empty() && natives.runs_python() {
-            incomplete = Some("taken before the interpreter's frames could be walked".to_owned());
+            incomplete = Some(self.why_no_python(raw.tgid).to_owned());
         }
         if raw.flags & FLAG_PYTHON_CUT != 0 {
             incomplete = Some("more Python frames than are taken".to_owned());
@@ -378,6 +386,14 @@ impl Resolver {
             Some(Place::Jit) => "code written at run time".to_owned(),
             Some(Place::Uprobes) => "a probe's trampoline".to_owned(),
             None => "no known file".to_owned(),
+        }
+    }
+
+    fn why_no_python(&self, tgid: u32) -> &'static str {
+        if self.processes.get(&tgid).is_some_and(|process| process.refused) {
+            "the interpreter's frames cannot be walked"
+        } else {
+            "taken before the interpreter's frames could be walked"
         }
     }
 

@@ -19,7 +19,7 @@ impl Obstacle {
         Self { reason: reason.into(), avoidable: true }
     }
 
-    fn of_the_machine(reason: impl Into<String>) -> Self {
+    pub(super) fn of_the_machine(reason: impl Into<String>) -> Self {
         Self { reason: reason.into(), avoidable: false }
     }
 }

@@ -1,14 +1,17 @@
 //! `cargo xtask test`: every test that this machine can run, and what it can't, with the reason.
 //!
-//! Parts, in order: the committed objects, unit and doc tests, tests of the simulated GPU, scenario
-//! tests under the real agent on it (as root), and readers of the log in Python. A part that can't run is a skip;
-//! in continuous integration (`CI=true`) a skip that the machine could have avoided is a failure.
+//! Parts, in order: the committed objects, unit and doc tests, fuzz targets (guided by coverage with
+//! `--full`), tests of the simulated GPU, scenario tests under the real agent on it (as root), the
+//! stacks of a newer CPython (with `--full`), and readers of the log in Python. A part that can't run
+//! is a skip; in continuous integration (`CI=true`) a skip that the machine could have avoided is a
+//! failure.
 
 mod libtest;
 mod machine;
+mod pythons;
 mod readers;
 
-use crate::{ebpf, sh, tally::Tally};
+use crate::{ebpf, fuzz, sh, tally::Tally};
 use anyhow::{Context as _, Result};
 use machine::Obstacle;
 use std::{
@@ -24,6 +27,11 @@ pub(crate) struct Args {
     full: bool,
 }
 
+/// Seconds for each fuzz target: as many inputs as a change by mistake needs.
+const QUICK_FUZZ_S: u64 = 4;
+/// Seconds for each, guided by coverage.
+const FULL_FUZZ_S: u64 = 60;
+
 /// A part either ran and has counts, or met an obstacle.
 type Part = Result<Result<Tally, Obstacle>>;
 
@@ -33,11 +41,14 @@ pub(crate) fn run(args: &Args) -> ExitCode {
             "note: an agent runs already ({agent}): a second one is refused, so stop it first"
         );
     }
-    let parts: [(&str, &dyn Fn() -> Part); 5] = [
+    let parts: [(&str, &dyn Fn() -> Part); 8] = [
         ("objects of the kernel half", &|| Ok(Ok(ebpf::check()?))),
         ("unit and doc tests", &|| unit(args)),
+        ("fuzz targets", &|| quick_fuzz(args)),
+        ("fuzz targets, guided by coverage", &|| guided_fuzz(args)),
         ("simulated GPU", &|| simulated_gpu(args)),
         ("scenario tests under the real agent", &|| scenarios(args)),
+        ("stacks of a newer CPython", &|| pythons::run(args)),
         ("readers of the log in Python", &|| readers::run(args.full)),
     ];
     let mut total = Tally::default();
@@ -68,6 +79,24 @@ fn counted(part: Part) -> (Tally, String) {
 
 fn unit(args: &Args) -> Part {
     Ok(Ok(cargo_test(&["test", "--locked", "--no-fail-fast"], args, &[])?))
+}
+
+fn quick_fuzz(args: &Args) -> Part {
+    let own = cargo_test(&["test", "--locked", "-p", "fuzz", "--lib"], args, &[])?;
+    let mut total = fuzz::quick(QUICK_FUZZ_S)?;
+    total += own;
+    Ok(Ok(total))
+}
+
+fn guided_fuzz(args: &Args) -> Part {
+    if !args.full {
+        let reason = "only with --full: it is a build of its own; `cargo xtask fuzz` runs it too";
+        return Ok(Err(Obstacle::of_the_machine(reason)));
+    }
+    match fuzz::missing() {
+        Some(reason) => Ok(Err(Obstacle::avoidable(reason))),
+        None => Ok(Ok(fuzz::guided(FULL_FUZZ_S, None)?)),
+    }
 }
 
 fn simulated_gpu(args: &Args) -> Part {
