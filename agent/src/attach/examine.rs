@@ -143,9 +143,10 @@ impl Examiner {
             Found::Interpreter(found) => Some(found),
             Found::None => None,
             Found::Unsupported(reason) => {
-                // Of a process that ended meanwhile nothing can be read.
-                let alive = self.host.mappings(tgid).is_some_and(|found| !found.is_empty());
-                if alive && self.told.insert(tgid) {
+                // Of a process that ended meanwhile nothing can be read, and one that executed
+                // another program meanwhile is looked at again.
+                let is_same = self.host.mappings(tgid).is_some_and(|now| now == mappings);
+                if is_same && self.told.insert(tgid) {
                     // The receiver is gone only when the recording ends.
                     self.notices.send(Notice::NoPython { tgid, reason }).unwrap_or_default();
                 }
