@@ -1,5 +1,6 @@
 //! Words for what the log holds as codes: reasons of loss, results of calls, levels.
 
+use super::model::Of;
 use crate::call::Level;
 
 /// What a loss takes away from the report.
@@ -173,6 +174,18 @@ pub(super) const fn memory(level: Level) -> &'static str {
         Level::Host => "pinned host memory",
         Level::Virtual => "address space",
         Level::Imported => "imported memory",
+    }
+}
+
+/// What a trend is of, in sentences.
+pub(super) const fn trend(of: Of) -> &'static str {
+    match of {
+        Of::Tensors => memory(Level::Tensor),
+        Of::TorchReserved => "PyTorch's reserve",
+        Of::Device => memory(Level::Device),
+        Of::Pool => memory(Level::Pool),
+        Of::Managed => memory(Level::Managed),
+        Of::Host => memory(Level::Host),
     }
 }
 
