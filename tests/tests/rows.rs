@@ -1,7 +1,7 @@
 //! Rows of the probe table: each call is the event that it is, once.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests and their helpers may panic")]
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, thread, time::Duration};
 
 use agent::probes::{Library, rows_of};
 use agent_tests::{
@@ -10,7 +10,7 @@ use agent_tests::{
     machine,
     sim::truth,
 };
-use ledger::rows::{EventRow, OomRow};
+use ledger::rows::{EventRow, OomRow, StackRow};
 
 const MIB: i64 = 1 << 20;
 const OUT_OF_MEMORY: i32 = 2;
@@ -158,6 +158,21 @@ fn a_driver_call_inside_a_runtime_call_counts_once_in_either_linkage() {
         let process = logged.process(recorded.pid().unwrap()).unwrap();
         let state = logged.before_exit().unwrap();
         assert_eq!(blocks(&state, process.proc_id), true_blocks(&recorded.live()), "{name}");
+    }
+}
+
+#[test]
+fn the_runtimes_caller_is_the_site_in_either_linkage() {
+    for name in ["runtime_shared", "runtime_static"] {
+        let Some(device) = machine::gpus().unwrap() else { return };
+        let mut program = Agent::new(&device).start(name, &[]).unwrap();
+        program.until_ready().unwrap();
+        thread::sleep(Duration::from_millis(300)); // in which the agent unwinds what it met
+        let logged = program.finish().unwrap().open().unwrap();
+        let sites: Vec<String> =
+            logged.rows::<StackRow>().unwrap().into_iter().map(|stack| stack.site).collect();
+        let of_main = |site: &String| site.starts_with("runtime.c:") && site.ends_with(" main");
+        assert!(sites.len() > 5 && sites.iter().all(of_main), "{name}: {sites:?}");
     }
 }
 

@@ -88,12 +88,31 @@ pub fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }
 
+/// By its name a file holds an interpreter: `libpython3.12.so.1.0`, `python3.11`, `python`.
+pub fn is_interpreter(file_name: &str) -> bool {
+    let named = file_name.strip_prefix("lib").unwrap_or(file_name).strip_prefix("python");
+    named.is_some_and(|rest| {
+        rest.is_empty() || rest.starts_with(|c: char| c == '.' || c.is_ascii_digit())
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn python(function: &str, file: &str, line: i32) -> Frame {
         Frame::Python { function: function.into(), file: file.into(), line: Some(line) }
+    }
+
+    #[test]
+    fn interpreters_are_told_by_their_files_names() {
+        for name in ["python", "python3", "python3.13t", "libpython3.12.so.1.0", "libpython2.7.so"]
+        {
+            assert!(is_interpreter(name), "{name}");
+        }
+        for name in ["pythonic", "libpython_ops.so", "mypython", "libpy", "boost_python.so"] {
+            assert!(!is_interpreter(name), "{name}");
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //! lines. It is known before any symbol is looked up, and equal on every rank and host.
 
 pub mod frame;
+mod linked;
 pub mod merge;
 pub mod namer;
 pub mod resolver;

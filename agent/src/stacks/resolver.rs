@@ -473,20 +473,10 @@ impl NativeTable {
     /// A frame lies in an interpreter, by the name of its file.
     fn runs_python(&self) -> bool {
         self.frames.iter().any(|frame| match frame {
-            Frame::Native { module, .. } => is_interpreter(&frame::file_name(&module.path)),
+            Frame::Native { module, .. } => frame::is_interpreter(&frame::file_name(&module.path)),
             _ => false,
         })
     }
-}
-
-/// `libpython3.12.so.1.0`, `python3.11`.
-fn is_interpreter(file_name: &str) -> bool {
-    ["libpython3", "python3", "python"].iter().any(|start| {
-        let rest = file_name.strip_prefix(start);
-        rest.is_some_and(|rest| {
-            rest.is_empty() || rest.starts_with(|c: char| c == '.' || c.is_ascii_digit())
-        })
-    })
 }
 
 impl Natives for NativeTable {

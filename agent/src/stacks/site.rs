@@ -1,6 +1,9 @@
 //! The site of a stack: the innermost frame of the user's own code.
 
-use super::frame::file_name;
+use super::{
+    frame::{file_name, is_interpreter},
+    linked::{is_linked_in, is_of_header},
+};
 
 /// A frame as the rule sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,6 +83,9 @@ impl Rule {
 
     /// The frame is the user's own code.
     pub fn is_own(&self, frame: &Named) -> bool {
+        if is_linked_in(frame) {
+            return false;
+        }
         let path = frame.file.as_deref().or(frame.module.as_deref()).unwrap_or_default();
         if self.user_code.iter().any(|part| path.contains(part.as_str())) {
             return true;
@@ -87,7 +93,7 @@ impl Rule {
         if frame.python {
             return !path.is_empty() && !is_installed(path);
         }
-        frame.module.as_deref().is_some_and(|module| !is_library(module))
+        frame.module.as_deref().is_some_and(|module| !is_library(module)) && !is_of_header(frame)
     }
 
     /// The site of a stack, whose frames come innermost first: `file:line function` of the innermost
@@ -132,10 +138,6 @@ fn is_system(module: &str) -> bool {
     ["libc.", "libc-", "libstdc++", "libgcc", "libpthread", "ld-linux", "["]
         .iter()
         .any(|beginning| module.starts_with(beginning))
-}
-
-fn is_interpreter(module: &str) -> bool {
-    module.starts_with("libpython") || module.starts_with("python")
 }
 
 /// Its function, or `?`.
@@ -222,6 +224,53 @@ mod tests {
             "app.cu:9 main"
         );
         assert_eq!(site(&[so("libcuda.so.1", "cuMemAlloc_v2"), so("app", "grow")]), "grow (app)");
+    }
+
+    fn source(file: &str, line: i32, function: &str) -> Named {
+        Named { file: Some(file.to_owned()), line: Some(line), ..so("app", function) }
+    }
+
+    #[test]
+    fn a_runtime_that_is_linked_in_is_on_the_way() {
+        let hidden = so("app", "libcudart_static_5382377d5c772c9d197c0cda9fd9742ee6ad893c");
+        let grow = source("/src/sites.cu", 29, "grow_plain(unsigned long)");
+        for (inner, outer) in [
+            (hidden.clone(), so("app", "cudaMalloc")),
+            (hidden.clone(), source("/x/include/cuda_runtime.h", 709, "cudaMalloc<float>")),
+            (so("app", "__cudaRegisterFatBinary"), so("app", "cudaMallocAsync")),
+            (so("app", "libcublasLt_static_0123abcd"), so("app", "cublasLtCreate")),
+            (so("app", "ncclCuMemAlloc(void**, int)"), so("app", "pncclCommInitRank")),
+            (
+                so("app", "cudaError cudaMalloc<int>(int**, unsigned long)"),
+                so("app", "cufftPlan1d"),
+            ),
+            (
+                source("/usr/include/c++/13/bits/invoke.h", 61, "__invoke_impl<void>"),
+                source("/cuda/include/thrust/device_vector.h", 77, "device_vector"),
+            ),
+        ] {
+            let frames = [so("libcuda.so.1", "cuMemAlloc_v2"), inner, outer, grow.clone()];
+            assert_eq!(site(&frames), "sites.cu:29 grow_plain(unsigned long)", "{frames:?}");
+            let everywhere = Rule::new(&["app".to_owned()]);
+            assert!(!everywhere.is_own(&hidden), "nobody's own, whatever is asked for");
+        }
+        // Nothing of the user's own: the file is all that can be named.
+        let frames = [so("libcuda.so.1", "cuMemAlloc_v2"), hidden, so("libc.so.6", "clone")];
+        assert_eq!(site(&frames), "app");
+    }
+
+    #[test]
+    fn ones_own_functions_may_be_named_as_the_runtimes_are() {
+        for frame in [
+            source("/src/util.cu", 12, "cudaCheckedMalloc"),
+            source("/src/include/pool.h", 3, "Pool::Pool"),
+            so("app", "cudasim_step"),
+            so("app", "nccl_test_main"),
+            so("app", "curandom"),
+            so("app", "cudaError my_alloc<float>(float**, unsigned long)"),
+        ] {
+            assert!(Rule::default().is_own(&frame), "{frame:?}");
+        }
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub(super) const MIN_BEYOND_CHANCE: f64 = 3.0;
 /// Longest end of a program in which it may give back what it held, unless it ran for long.
 const CLEAN_UP_NS: i64 = 2_000_000_000;
 /// Growth below this, and below a hundredth of the device, is not worth a finding.
-const MATERIAL_BYTES: i64 = 16 << 20;
+pub(super) const MATERIAL_BYTES: i64 = 16 << 20;
 
 /// How a series went.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use serde::{Serialize, Serializer};
 
-use super::findings::Finding;
+use super::{findings::Finding, growth::MATERIAL_BYTES};
 use crate::call::Level;
 
 /// Version of the JSON. Fields may be added without changing it.
@@ -363,6 +363,14 @@ pub struct Warning {
     pub pid: Option<i32>,
     /// In words.
     pub text: String,
+}
+
+impl Trend {
+    /// It rose by more than a trifle, but not as what leaks does.
+    pub(super) fn rises_unsteadily(&self) -> bool {
+        let rose = self.to_bytes.saturating_sub(self.from_bytes);
+        !self.grows && rose > MATERIAL_BYTES
+    }
 }
 
 impl Share {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{
     collect::{Collector, Holder, PASS, Place, ProcessFacts, SiteCourse, SiteId},
     growth::End,
-    rise::{self, Rise, Verdict},
+    rise::{self, Asked, Rise, Verdict},
 };
 use crate::{
     account::state::{Series, theil_sen},
@@ -14,6 +14,8 @@ use crate::{
 
 /// Backward passes from which on growth is judged by them, not by time.
 const ENOUGH_PASSES: i64 = 24;
+/// Windows of a second below which a course is brief, however many backward passes it had.
+const BRIEF: usize = 20;
 /// Growth of one place below this, and below a thousandth of the device, is not worth a finding.
 const MATERIAL_BYTES: i64 = 4 << 20;
 
@@ -199,7 +201,8 @@ fn judged(course: &SiteCourse, ends: Ends<'_>, material: i64) -> Judged {
         let goes_on = rise::still_rises(passes, End { bytes: last, of_process: false, ..end });
         let origin = course.pass.bytes.origin_ns().map(|ns| ns / PASS);
         if goes_on && origin.is_some_and(|origin| last - origin >= ENOUGH_PASSES) {
-            return match rise::judge(&course.pass.bytes, pass_end, material) {
+            let asked = Asked { material, brief: course.time.bytes.buckets().len() < BRIEF };
+            return match rise::judge(&course.pass.bytes, pass_end, asked) {
                 Verdict::Rises(rise) if rise::still_rises(&course.time.bytes, end) => {
                     Judged::Rises(Box::new(by_passes(course, passes, rise, end)))
                 }
@@ -208,7 +211,7 @@ fn judged(course: &SiteCourse, ends: Ends<'_>, material: i64) -> Judged {
             };
         }
     }
-    match rise::judge(&course.time.bytes, end, material) {
+    match rise::judge(&course.time.bytes, end, Asked { material, brief: false }) {
         Verdict::Rises(rise) => Judged::Rises(Box::new(by_time(course, rise))),
         Verdict::Steady => Judged::Steady,
         Verdict::Short => Judged::Short,
@@ -262,12 +265,12 @@ fn suspect(course: &SiteCourse, rise: Rise, slope: Option<f64>) -> Suspect {
     }
 }
 
-/// Blocks alive at the end, or where the rise ended: a program that ends gives back what it held, and
+/// Blocks alive at the end, or since the rise ended: a program that ends gives back what it held, and
 /// that is not what was held.
 fn blocks_alive(course: &SiteCourse, counts: &Series, until_ns: i64) -> Option<i64> {
     let since_ns = until_ns.saturating_sub(counts.width_ns());
-    let before = within(counts, since_ns, until_ns).last().map_or(0, |(_, highest)| highest);
-    course.counted.then(|| course.count.max(before))
+    let then = within(counts, since_ns, i64::MAX).map(|(_, highest)| highest).max();
+    course.counted.then(|| course.count.max(then.unwrap_or(0)))
 }
 
 /// Robust change of the number of blocks a second (or backward pass) over a stretch.

@@ -1,5 +1,6 @@
 //! Words for what the log holds as codes: reasons of loss, results of calls, levels.
 
+use super::model::Of;
 use crate::call::Level;
 
 /// What a loss takes away from the report.
@@ -11,6 +12,8 @@ pub(super) enum Takes {
     TensorTotals,
     /// Where memory was allocated: what grows at one place may not show.
     Places,
+    /// That it was allocated where it is told to be: it may be credited to another place.
+    Credit,
     /// Readings of NVML or facts about processes; the account itself is whole.
     Readings,
 }
@@ -36,76 +39,179 @@ const fn readings(text: &'static str) -> Meaning {
     Meaning { text, takes: Takes::Readings }
 }
 
-/// The reasons that this version knows. The agent writes them as `losses.reason`.
+const fn other(text: &'static str, takes: Takes) -> Meaning {
+    Meaning { text, takes }
+}
+
+/// The reasons that this version knows. The agent writes them as `losses.reason`. Each is told with
+/// what it does to the figures of the report.
 const LOSSES: &[(&str, Meaning)] = &[
-    ("ring_full", account("calls not recorded: the kernel buffer was full (raise --ring-size)")),
-    ("life_ring_full", readings("starts or ends of processes seen late: their buffer was full")),
-    ("pending_full", account("calls not recorded: too many were in flight at once")),
+    (
+        "ring_full",
+        account(
+            "calls not recorded, what is held may be too much or too little: the kernel buffer was \
+             full (raise --ring-size)",
+        ),
+    ),
+    (
+        "life_ring_full",
+        readings(
+            "starts or ends of processes, or backward passes, learnt late or not at all: their \
+             buffer was full; times may be late",
+        ),
+    ),
+    (
+        "pending_full",
+        account(
+            "calls not recorded, what is held may be too much or too little: too many were in \
+             flight at once",
+        ),
+    ),
     (
         "pending_overwritten",
         account(
-            "calls not recorded: their thread entered another traced call before they returned",
+            "calls not recorded, what is held may be too much or too little: their thread entered \
+             another traced call before they returned",
         ),
     ),
-    ("exit_without_enter", account("calls not recorded: they were in flight when the probes came")),
+    (
+        "exit_without_enter",
+        account(
+            "calls not recorded, what is held may be too much or too little: they were in flight \
+             when the probes came",
+        ),
+    ),
     (
         "call_interrupted",
         account("calls whose thread ended inside them: whether they had an effect is not known"),
     ),
     ("out_fault", account("calls whose result could not be read: what they allocated is missing")),
-    ("struct_fault", account("calls with a property that could not be read, such as the device")),
+    (
+        "struct_fault",
+        account(
+            "calls with a property that could not be read, such as the device: their bytes may \
+             stand with another device or kind of memory",
+        ),
+    ),
     (
         "process_table_full",
-        account("processes not followed: the kernel's table of processes was full"),
+        account(
+            "processes whose children or end are not followed: children may be missing, what ended \
+             may count as held; the kernel's table of processes was full",
+        ),
     ),
     (
         "tensor_table_full",
-        Meaning {
-            text: "PyTorch totals not counted: the kernel's table of them was full",
-            takes: Takes::TensorTotals,
-        },
+        other(
+            "PyTorch totals not counted, what its allocator holds is too little or missing: the \
+             kernel's table of them was full",
+            Takes::TensorTotals,
+        ),
     ),
-    ("stack_ring_full", places("stacks not taken: their kernel buffer was full")),
-    ("thread_table_full", places("stacks not taken: the kernel's table of threads was full")),
-    ("stack_mismatch", places("stacks that were another than their key had stood for")),
+    (
+        "stack_ring_full",
+        places(
+            "stacks not taken, of what they allocated the line is not known: their kernel buffer was full",
+        ),
+    ),
+    (
+        "thread_table_full",
+        places(
+            "stacks not taken, of what they allocated the line is not known: the kernel's table of \
+             threads was full",
+        ),
+    ),
+    (
+        "stack_mismatch",
+        other(
+            "stacks, of the few that are verified, that were another than the one they were counted \
+             under: some allocations may be credited to another line",
+            Takes::Credit,
+        ),
+    ),
     (
         "block_table_full",
-        Meaning {
-            text: "PyTorch blocks not counted at their site: the kernel's table of them was full",
-            takes: Takes::Places,
-        },
+        places(
+            "PyTorch blocks not counted at their line, which holds more than is told: the kernel's \
+             table of them was full",
+        ),
     ),
     (
         "site_table_full",
-        Meaning {
-            text: "PyTorch blocks not counted at their site: the kernel's table of sites was full",
-            takes: Takes::Places,
-        },
+        places(
+            "PyTorch blocks not counted at their line, which holds more than is told: the kernel's \
+             table of sites was full",
+        ),
     ),
     (
         "tensor_free_missed",
-        Meaning { text: "frees of PyTorch blocks that went by unseen", takes: Takes::Places },
+        places(
+            "frees of PyTorch blocks that went by unseen: until their address was handed out again \
+             their line held less than is told",
+        ),
     ),
-    ("undecodable", account("records not understood: agent and kernel half disagree")),
-    ("reading_dropped", readings("NVML readings dropped: the account was too far behind")),
-    ("library_not_probed", account("libraries not probed: calls through them were not seen")),
-    ("log_write_failed", account("rows not written: the log could not be written (disk full?)")),
+    (
+        "undecodable",
+        account("records not understood, calls may be missing: agent and kernel half disagree"),
+    ),
+    (
+        "reading_dropped",
+        readings("NVML readings dropped, one sample less each: the account was too far behind"),
+    ),
+    (
+        "library_not_probed",
+        account("libraries not probed: calls through them were not seen, their memory is missing"),
+    ),
+    (
+        "log_write_failed",
+        account(
+            "rows not written, their events are missing: the log could not be written (disk full?)",
+        ),
+    ),
     (
         "free_not_seen",
-        account("frees not seen: the address was handed out again while it counted as held"),
+        account(
+            "frees not seen: the address was handed out again while it counted as held, so that too \
+             much was told as held until then",
+        ),
     ),
-    ("alloc_not_seen", account("frees of blocks whose allocation was not seen")),
+    (
+        "alloc_not_seen",
+        account(
+            "frees of blocks whose allocation was not seen: what was held before is told too low",
+        ),
+    ),
     (
         "start_not_seen",
         account("processes that used CUDA before their probes were in place: calls may be missing"),
     ),
-    ("partial_unmap", account("unmaps of a part of a mapping, which are not followed")),
-    ("after_end", account("calls recorded after the end of their process, left out")),
+    (
+        "partial_unmap",
+        account(
+            "unmaps of a part of a mapping, which are not followed: what it maps counts as held",
+        ),
+    ),
+    (
+        "after_end",
+        account(
+            "calls recorded after the end of their process, left out: what they allocated or freed \
+             is not counted",
+        ),
+    ),
     (
         "rows_before_checkpoint",
-        readings("older events are deleted (--max-disk): the account begins with a checkpoint"),
+        readings(
+            "older events are deleted (--max-disk): the account begins with a checkpoint; peaks, \
+             growth and failures before it are not told",
+        ),
     ),
-    ("rows_missing", account("events missing from the log: files deleted or rows not written")),
+    (
+        "rows_missing",
+        account(
+            "events missing from the log, what is held may be too much or too little: files deleted \
+             or rows not written",
+        ),
+    ),
 ];
 
 /// What a reason means. `None` for one that this version does not know: it must be taken for the
@@ -173,6 +279,18 @@ pub(super) const fn memory(level: Level) -> &'static str {
         Level::Host => "pinned host memory",
         Level::Virtual => "address space",
         Level::Imported => "imported memory",
+    }
+}
+
+/// What a trend is of, in sentences.
+pub(super) const fn trend(of: Of) -> &'static str {
+    match of {
+        Of::Tensors => memory(Level::Tensor),
+        Of::TorchReserved => "PyTorch's reserve",
+        Of::Device => memory(Level::Device),
+        Of::Pool => memory(Level::Pool),
+        Of::Managed => memory(Level::Managed),
+        Of::Host => memory(Level::Host),
     }
 }
 

@@ -248,11 +248,15 @@ impl Compiler {
         run(&mut command).with_context(|| format!("compile {}", library.soname))
     }
 
-    /// The runtime as nvcc links it by default: hidden names, local in the finished program.
+    /// The runtime as nvcc links it by default: hidden names, local in the finished program; those
+    /// that are no interface made unreadable; nothing for debuggers.
     fn static_runtime(&self, lib_dir: &Path) -> Result<()> {
         let object = lib_dir.join("cudart.o");
         let mut command = self.cc();
         command.args(LIBRARY_FLAGS).args(ARCH_FLAGS).args(WARNINGS);
+        command.arg("-g0").args(["load", "enter_device", "ready"].map(|name| {
+            format!("-D{name}=libcudart_static_5382377d5c772c9d197c0cda9fd9742e_{name}")
+        }));
         command.arg("-c").arg(self.sim_dir.join("cudart.c")).arg("-o").arg(&object);
         run(&mut command)?;
         let archive = lib_dir.join("libcudart_static.a");

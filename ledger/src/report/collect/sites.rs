@@ -143,6 +143,13 @@ pub(in crate::report) struct SiteBook {
     pub(in crate::report) without_stack: u64,
 }
 
+/// Whether all that was allocated between two rows is alive, and all that was alive before. The
+/// floor is then what was alive before, and the told one, of a second that began earlier, is lower
+/// by what came meanwhile: a different part of a row each time.
+const fn only_grew(before: i64, now: i64, made: i64) -> bool {
+    made >= 0 && now.saturating_sub(before) == made
+}
+
 impl SiteBook {
     /// Courses never change their place: the process's own number comes first, since the UUID may
     /// become known later. Pinned memory belongs to no device.
@@ -221,6 +228,7 @@ impl SiteBook {
         course.allocated = course.allocated.saturating_add(made);
         match told.floor {
             Some(floor) => {
+                let floor = if only_grew(before.0, told.bytes, made) { before.0 } else { floor };
                 course.below = course.below.saturating_add(told.bytes.saturating_sub(floor).max(0));
             }
             None => course.floors = false,

@@ -96,7 +96,7 @@ fn tells(all: &BySite, process: &Process, share: &Share, of: Of) -> bool {
 
 /// The trends that are findings. Where `PyTorch` is used its tensors tell of the program; device
 /// memory then counts only for what its allocator does not explain.
-fn growing(share: &Share) -> Vec<Trend> {
+pub(super) fn growing(share: &Share) -> Vec<Trend> {
     let grows = |of: Of| share.trend(of).filter(|trend| trend.grows).copied();
     let mut found: Vec<Trend> = grows(Of::Tensors).into_iter().collect();
     if let Some(device) = grows(Of::Device) {

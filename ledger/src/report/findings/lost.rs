@@ -2,7 +2,11 @@
 
 use serde::Serialize;
 
-use crate::report::{model::Model, units::show_count};
+use crate::report::{
+    model::{Loss, Model},
+    units::{counted, show_count},
+    words::{self, Takes},
+};
 
 /// Processes that the sentence names.
 const NAMED: usize = 3;
@@ -12,7 +16,7 @@ const NAMED: usize = 3;
 pub struct Lost {
     /// Losses by which what is held and what grew may be wrong.
     pub account_count: i64,
-    /// Other losses: readings, totals, facts about processes.
+    /// Other losses: readings, facts about processes, PyTorch's totals, lines.
     pub other_count: i64,
     /// Processes whose account may be wrong; all of them where it cannot be told.
     pub pids: Vec<i32>,
@@ -38,20 +42,55 @@ impl Lost {
         pids.sort_unstable();
         pids.dedup();
         let any_process = account().any(|loss| loss.pid.is_none());
-        let sentence = sentence(account_count, other_count, &pids, any_process);
+        let sentence = if account_count == 0 {
+            beside(&model.losses)
+        } else {
+            sentence(account_count, &pids, any_process)
+        };
         Some(Self { account_count, other_count, pids, any_process, sentence })
     }
 }
 
-fn sentence(account: i64, other: i64, pids: &[i32], any_process: bool) -> String {
-    let count = |count: i64| show_count(count.unsigned_abs());
-    if account == 0 {
-        return format!(
-            "{} readings, totals or facts about processes were not seen; the account of \
-             allocations is whole.",
-            count(other)
-        );
-    }
+/// What is missing where the account is whole, and what it means.
+fn beside(losses: &[Loss]) -> String {
+    let of = |takes: Takes| {
+        let its = losses.iter().filter(|loss| words::takes(&loss.reason) == takes);
+        its.map(|loss| loss.count.unsigned_abs()).sum::<u64>()
+    };
+    let told = |takes: Takes, text: fn(u64) -> String| Some(of(takes)).filter(|n| *n > 0).map(text);
+    let parts = [
+        told(Takes::Readings, |n| {
+            let what = counted(n, "reading or fact", "readings or facts");
+            format!("{what} about processes {} not seen", were(n))
+        }),
+        told(Takes::TensorTotals, |n| {
+            let what = counted(n, "report", "reports");
+            format!("{what} of PyTorch's totals {} not counted: these may be wrong", were(n))
+        }),
+        told(Takes::Places, |n| {
+            let what = counted(n, "allocation or stack", "allocations or stacks");
+            format!("{what} {} not told to a line: what a line holds may be wrong", were(n))
+        }),
+        told(Takes::Credit, |n| {
+            format!(
+                "{} that {} verified did not match what it was counted under: some allocations \
+                 may be credited to another line",
+                counted(n, "stack", "stacks"),
+                were(n)
+            )
+        }),
+    ];
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    let mut text = parts.join("; ");
+    text.push_str("; the account of allocations is whole.");
+    text
+}
+
+const fn were(count: u64) -> &'static str {
+    if count == 1 { "was" } else { "were" }
+}
+
+fn sentence(account: i64, pids: &[i32], any_process: bool) -> String {
     let named: Vec<String> = pids.iter().take(NAMED).map(|pid| format!("pid {pid}")).collect();
     let more = match pids.len().saturating_sub(NAMED) {
         0 => String::new(),
@@ -64,6 +103,6 @@ fn sentence(account: i64, other: i64, pids: &[i32], any_process: bool) -> String
     format!(
         "{} calls or other records were not seen: what {whose} holds may be wrong, and growth \
          cannot be ruled out there. \"Not seen\" below says what is missing.",
-        count(account)
+        show_count(account.unsigned_abs())
     )
 }

@@ -128,6 +128,37 @@ fn a_lost_reading_leaves_the_account_whole() {
 }
 
 #[test]
+fn what_is_missing_beside_the_account_is_said_with_what_it_means() {
+    for (losses, said) in [
+        (
+            vec![("stack_mismatch", 1)],
+            "LOST 1 stack that was verified did not match what it was counted under: some \
+             allocations may be credited to another line; the account of allocations is whole.",
+        ),
+        (
+            vec![("reading_dropped", 1)],
+            "LOST 1 reading or fact about processes was not seen; the account of allocations is \
+             whole.",
+        ),
+        (
+            vec![("stack_ring_full", 3), ("tensor_table_full", 2), ("block_table_full", 4)],
+            "LOST 2 reports of PyTorch's totals were not counted: these may be wrong; 7 \
+             allocations or stacks were not told to a line: what a line holds may be wrong; the \
+             account of allocations is whole.",
+        ),
+    ] {
+        let mut scene = Scene::new(40);
+        scene.process(7, "./app");
+        scene.alloc(7, 0, 0.1, GIB);
+        losses.iter().for_each(|(reason, count)| scene.loss(Some(7), reason, *count));
+        let sentences = sentences(&scene.model());
+        assert_eq!(sentences[0], said);
+        let lost = sentences[1].contains("were lost: what grows there may not show");
+        assert_eq!(lost, losses.len() == 3, "{sentences:?}");
+    }
+}
+
+#[test]
 fn unknown_losses_are_taken_for_the_worst() {
     let mut scene = Scene::new(40);
     scene.process(7, "./app");

@@ -7,5 +7,7 @@ mod golden;
 mod jobs;
 mod leaks;
 mod lists;
+mod sampled;
 mod scene;
 mod schema;
+mod short_runs;

@@ -224,6 +224,22 @@ impl Scene {
         });
     }
 
+    /// What PyTorch's allocator said of itself.
+    pub(super) fn said(&mut self, pid: i32, gpu: i32, ts_ns: i64, used: i64, reserved: i64) {
+        self.process_samples.push(ProcessSampleRow {
+            ts_ns,
+            proc_id: pid.into(),
+            pid,
+            nvml_index: Some(gpu),
+            gpu_uuid: Some(uuid(gpu)),
+            torch_allocated_bytes: Some(used),
+            torch_reserved_bytes: Some(reserved),
+            torch_peak_allocated_bytes: Some(used + 100 * MIB),
+            torch_peak_reserved_bytes: Some(reserved),
+            ..ProcessSampleRow::default()
+        });
+    }
+
     /// PyTorch's totals.
     pub(super) fn torch(&mut self, pid: i32, gpu: i32, seconds: f64, used: i64, reserved: i64) {
         let ts_ns = at(seconds);
@@ -238,18 +254,7 @@ impl Scene {
             floor_bytes: None,
             ..SiteUsageRow::default()
         });
-        self.process_samples.push(ProcessSampleRow {
-            ts_ns,
-            proc_id: pid.into(),
-            pid,
-            nvml_index: Some(gpu),
-            gpu_uuid: Some(uuid(gpu)),
-            torch_allocated_bytes: Some(used),
-            torch_reserved_bytes: Some(reserved),
-            torch_peak_allocated_bytes: Some(used + 100 * MIB),
-            torch_peak_reserved_bytes: Some(reserved),
-            ..ProcessSampleRow::default()
-        });
+        self.said(pid, gpu, ts_ns, used, reserved);
     }
 
     /// A stack from frames, leaf first: `file:line function` for Python, a bare name for native

@@ -218,6 +218,9 @@ fn rate(trend: &Trend) -> String {
     };
     match (trend.bytes_per_second * 60.0) as i64 {
         0 => format!("{what} none"),
+        rate if rate > 0 && trend.rises_unsteadily() => {
+            format!("{what} +{}/min but not steadily until the end", show_bytes(rate))
+        }
         rate if rate > 0 => format!("{what} +{}/min", show_bytes(rate)),
         rate => format!("{what} {}/min", show_bytes(rate)),
     }
