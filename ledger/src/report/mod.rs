@@ -23,6 +23,7 @@ mod text;
 mod units;
 mod who;
 mod words;
+mod work;
 
 pub use findings::{Blocks, Confidence, Context, Finding, Growth, Leak, Lost, Nothing, Refusal};
 pub use listing::{StackChoice, StackOrder};

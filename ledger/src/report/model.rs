@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use serde::{Serialize, Serializer};
 
-use super::{findings::Finding, growth::MATERIAL_BYTES};
+use super::{findings::Finding, growth::MATERIAL_BYTES, work::Work};
 use crate::call::Level;
 
 /// Version of the JSON. Fields may be added without changing it.
@@ -190,6 +190,9 @@ pub struct Share {
     pub never_freed: Vec<Group>,
     /// All of that, by level.
     pub never_freed_totals: Vec<LevelTotal>,
+    /// What `PyTorch` did here, for findings.
+    #[serde(skip)]
+    pub(super) work: Option<Work>,
 }
 
 /// Groups that a share lists.

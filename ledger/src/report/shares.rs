@@ -6,6 +6,7 @@ use super::{
     collect::{Collector, Figure, Place, PlaceFacts, ProcessFacts, allocs},
     growth::{self, End},
     model::{Breakdown, GROUPS, Group, LevelTotal, LevelUse, Of, Share, Torch, Trend},
+    work::Work,
 };
 use crate::{account::state, call::Level, rows::BreakdownRow};
 
@@ -47,6 +48,7 @@ impl Collector {
                 let share = self.share_at(&place, &here);
                 Share {
                     trends: trends(&here, end, total),
+                    work: Work::of(&here.facts, end.0),
                     never_freed: never_freed(&here, &unfreed),
                     never_freed_totals: totals(&here, &unfreed),
                     ..share

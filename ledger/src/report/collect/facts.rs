@@ -84,6 +84,34 @@ impl Course {
     }
 }
 
+/// What `PyTorch` handed out at one place.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::report) struct Handed {
+    pub(in crate::report) bytes: i64,
+    /// When the last was.
+    pub(in crate::report) ns: i64,
+    /// Rows in which some were, without more alive than ever before.
+    pub(in crate::report) turns: u32,
+    highest: i64,
+}
+
+impl Handed {
+    /// `live`: what is alive; `bytes`: all that was handed out until now.
+    pub(super) fn see(&mut self, ns: i64, live: i64, bytes: i64) {
+        if bytes > self.bytes {
+            (self.bytes, self.ns) = (bytes, ns);
+            self.turns += u32::from(live <= self.highest);
+        }
+        self.highest = self.highest.max(live);
+    }
+
+    fn absorb(&mut self, other: Self) {
+        self.bytes = self.bytes.saturating_add(other.bytes);
+        self.turns = self.turns.saturating_add(other.turns);
+        self.ns = self.ns.max(other.ns);
+    }
+}
+
 /// One process at one place.
 #[derive(Debug, Default)]
 pub(in crate::report) struct PlaceFacts {
@@ -95,6 +123,7 @@ pub(in crate::report) struct PlaceFacts {
     pub(in crate::report) peak_allocated: Option<i64>,
     pub(in crate::report) peak_reserved: Option<i64>,
     pub(in crate::report) tensors: Course,
+    pub(in crate::report) handed: Handed,
     pub(in crate::report) torch_reserved: Course,
     /// Levels of which the account's state keeps no course: pool, managed, host.
     pub(in crate::report) courses: BTreeMap<Level, Course>,
@@ -119,6 +148,7 @@ impl PlaceFacts {
         self.peak_allocated = self.peak_allocated.max(other.peak_allocated);
         self.peak_reserved = self.peak_reserved.max(other.peak_reserved);
         self.tensors.absorb(other.tensors);
+        self.handed.absorb(other.handed);
         self.torch_reserved.absorb(other.torch_reserved);
         for (level, course) in other.courses {
             self.courses.entry(level).or_default().absorb(course);

@@ -143,6 +143,7 @@ impl Collector {
         let place = facts.place(row.gpu_uuid.as_deref(), row.cuda_ordinal);
         place.allocated.see(row.ts_ns, row.live_bytes);
         place.tensors.see(row.ts_ns, row.live_bytes);
+        place.handed.see(row.ts_ns, row.live_bytes, row.allocated_bytes);
     }
 
     fn site(&mut self, row: &SiteUsageRow, when: When) {
