@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Two ranks on two GPUs; rank 1 loads a checkpoint that was saved on GPU 0, onto GPU 0.
 
-stray_context.py [SECONDS]
+stray_context.py [SECONDS [MIB]]
 
 Truth, on stdout:
 
@@ -18,6 +18,7 @@ import time
 import simtorch as torch
 
 MIB = 1 << 20
+SIZE = int(sys.argv[2]) * MIB if len(sys.argv) > 2 else 4 * MIB
 
 
 def say(line):
@@ -25,7 +26,7 @@ def say(line):
 
 
 def resume(device):
-    saved = torch.load(4 * MIB)
+    saved = torch.load(SIZE)
     return saved.to(device)
 
 

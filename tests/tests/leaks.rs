@@ -69,18 +69,20 @@ fn each_leak_is_found_at_its_own_line_and_healthy_programs_have_none() {
 
 #[test]
 fn a_stray_context_is_told_with_rank_device_and_line() {
-    let Some(device) = machine::gpus().unwrap() else { return };
-    let device = device.init_ms(500).context_ms(30);
-    let recorded = Agent::new(&device).run("stray_context.py", &[]).unwrap();
-    assert!(recorded.status.success(), "{}", recorded.said);
-    let line = recorded.lines.iter().find(|line| line.starts_with("TRUE rank=1 ")).unwrap();
-    let found = findings(&recorded.log);
-    let contexts: Vec<_> = found.iter().filter(|f| f["kind"] == "context").collect();
-    let [context] = contexts[..] else { panic!("{found:?}") };
-    assert_eq!(context["pid"], truth::field::<i64>(line, "pid").unwrap());
-    assert_eq!((&context["rank"], &context["nvml_index"]), (&Value::from(1), &Value::from(0)));
-    assert_eq!(line_of(&context["site"]), truth::field::<String>(line, "loads").unwrap());
-    assert_eq!(context["main_gpu_uuid"], device.smi().unwrap().gpus[1].uuid);
+    for mib in ["4", "96"] {
+        let Some(device) = machine::gpus().unwrap() else { return };
+        let device = device.init_ms(500).context_ms(30);
+        let recorded = Agent::new(&device).run("stray_context.py", &["3", mib]).unwrap();
+        assert!(recorded.status.success(), "{}", recorded.said);
+        let line = recorded.lines.iter().find(|line| line.starts_with("TRUE rank=1 ")).unwrap();
+        let found = findings(&recorded.log);
+        let contexts: Vec<_> = found.iter().filter(|f| f["kind"] == "context").collect();
+        let [context] = contexts[..] else { panic!("{mib} MiB: {found:?}") };
+        assert_eq!(context["pid"], truth::field::<i64>(line, "pid").unwrap());
+        assert_eq!((&context["rank"], &context["nvml_index"]), (&Value::from(1), &Value::from(0)));
+        assert_eq!(line_of(&context["site"]), truth::field::<String>(line, "loads").unwrap());
+        assert_eq!(context["main_gpu_uuid"], device.smi().unwrap().gpus[1].uuid);
+    }
 }
 
 /// What the log says at last of each site of a process.
