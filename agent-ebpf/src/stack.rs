@@ -124,7 +124,8 @@ fn send_unless_seen(thread: &mut Thread, key: u64) {
         thread.sending = if *count == WANTED { SEND_LARGE } else { SEND_NOT };
         *count = count.wrapping_add(1);
         if *count & (VERIFY_EVERY - 1) == 0 && thread.sending == SEND_NOT {
-            thread.sending = SEND | u64::from(FLAG_VERIFY);
+            // The large copy, as the stack may be known by it.
+            thread.sending = SEND_LARGE | u64::from(FLAG_VERIFY);
         }
     }
     if thread.sending == SEND_NOT {

@@ -59,6 +59,18 @@ impl Frame {
     }
 }
 
+/// Whether two stacks credit what they allocated to the same lines: their Python frames are the same;
+/// where there are none, all frames. A key takes in little of the native stack below Python frames,
+/// so calls from one line that differ only further out share it.
+pub fn same_lines(one: &[Frame], other: &[Frame]) -> bool {
+    let ids = |frames: &[Frame], all: bool| -> Vec<i64> {
+        let meant = frames.iter().filter(|frame| all || matches!(frame, Frame::Python { .. }));
+        meant.map(Frame::id).collect()
+    };
+    let (first, second) = (ids(one, false), ids(other, false));
+    first == second && (!first.is_empty() || ids(one, true) == ids(other, true))
+}
+
 /// Id of the `depth`-th function that was inlined at a frame.
 pub fn inlined_id(frame: i64, depth: usize) -> i64 {
     let mut hash = Xxh3::new();
@@ -122,6 +134,18 @@ mod tests {
         let others = [python("g", "a.py", 3), python("f", "b.py", 3), python("f", "a.py", 4)];
         assert!(others.iter().all(|other| other.id() != frame.id()));
         assert_ne!(python("ab", "c", 1).id(), python("b", "ca", 1).id());
+    }
+
+    #[test]
+    fn native_frames_do_not_change_the_lines() {
+        let (f, g) = (python("f", "a.py", 3), python("g", "a.py", 9));
+        let with = |native: Frame| [native, f.clone(), g.clone()];
+        assert!(same_lines(&with(Frame::Jit), &with(Frame::Unknown)));
+        assert!(!same_lines(&with(Frame::Jit), &[Frame::Jit, g.clone(), f.clone()]));
+        assert!(!same_lines(&with(Frame::Jit), &[Frame::Jit, f.clone()]));
+        assert!(same_lines(&[Frame::Jit], &[Frame::Jit]));
+        assert!(!same_lines(&[Frame::Jit], &[Frame::Unknown]));
+        assert!(!same_lines(&[Frame::Jit], &with(Frame::Jit)));
     }
 
     #[test]

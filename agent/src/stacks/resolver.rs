@@ -271,7 +271,16 @@ impl Resolver {
         let frames: Arc<[Frame]> = frames.into();
         let stack_id = frame::stack_id(&frames, incomplete.is_none());
         let process = self.processes.entry(raw.tgid).or_default();
-        let before = process.stacks.insert(raw.key, stack_id);
+        let before = process.stacks.get(&raw.key).copied().filter(|before| *before != stack_id);
+        let verified = raw.flags & FLAG_VERIFY != 0;
+        if verified && let Some(before) = before {
+            let known = self.frames.get(&before);
+            if known.is_some_and(|known| frame::same_lines(known, &frames)) {
+                let (tgid, key) = (raw.tgid, raw.key);
+                return Some(Resolved { tgid, key, stack_id: before, mismatch: false });
+            }
+        }
+        process.stacks.insert(raw.key, stack_id);
         self.keep(stack_id, &frames);
         if self.named.insert(stack_id) {
             let new = NewStack {
@@ -284,8 +293,7 @@ impl Resolver {
             // The namer lives as long as this.
             self.namer.send(new).unwrap_or_default();
         }
-        let verified = raw.flags & FLAG_VERIFY != 0;
-        let mismatch = verified && before.is_some_and(|before| before != stack_id);
+        let mismatch = verified && before.is_some();
         Some(Resolved { tgid: raw.tgid, key: raw.key, stack_id, mismatch })
     }
 
