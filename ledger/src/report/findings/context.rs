@@ -90,12 +90,12 @@ fn is_held(process: &Process, context: &ContextFacts) -> bool {
     })
 }
 
-/// Where it works with tensors, or has them, else most of its device memory: bytes that it is known
-/// to have allocated.
+/// Where it works with tensors, more than a few, or has most of them; else most of its device
+/// memory: bytes that it is known to have allocated.
 fn main_share(process: &Process) -> Option<&Share> {
     let weight = |share: &Share| {
         let peak = share.torch.and_then(|torch| torch.peak_allocated_bytes).unwrap_or(0);
-        let works = share.work.is_some_and(|work| work.is_work());
+        let works = share.work.is_some_and(|work| work.is_work() && work.peak_bytes > STRAY_BYTES);
         let held = share.work.map_or(peak, |work| work.held_bytes);
         (works, held, peak, allocated(share))
     };
@@ -242,10 +242,10 @@ fn finding(
     let bytes = share.nvml_used.map(|reading| reading.bytes);
     let site = stacks.site(context.stack_id).filter(|site| !site.is_empty());
     let held = if process.end_ns.is_some() { "held" } else { "holds" };
-    let size = size(share, clock);
+    let charged = size(share, clock);
     let at = site.map(|site| format!(", created at {}", names::printable(site)));
     let sentence = format!(
-        "{} {held} a context on {gpu} ({size}){} while it works on {}.{}",
+        "{} {held} a context on {gpu} ({charged}){} while it works on {}.{}",
         names::ranked(model, process),
         at.unwrap_or_default(),
         names::device_of(model, main),

@@ -153,6 +153,13 @@ fn a_checkpoint_on_the_wrong_device_is_found_however_large() {
     }
     // Loading makes copies, but works with nothing.
     assert_eq!(contexts(&loaded(GIB, 2 * GIB, 0)).len(), 1);
+    // A little work there, every second, next to a device whose tensors stay as they are.
+    let mut little = touched();
+    tensors(&mut little, 1, 2.0, 6 * GIB, 6 * GIB, 6 * GIB);
+    for second in 4..60 {
+        tensors(&mut little, 0, f64::from(second), MIB, i64::from(second) * MIB, 2 * MIB);
+    }
+    assert!(contexts(&little)[0].contains("context on GPU 0"));
     // Its tensors stay alive, such as in a variable of the script's.
     let found = contexts(&loaded(2 * GIB, 2 * GIB, 2 * GIB));
     assert_eq!(

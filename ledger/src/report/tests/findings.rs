@@ -150,7 +150,9 @@ fn what_is_missing_beside_the_account_is_said_with_what_it_means() {
         let mut scene = Scene::new(40);
         scene.process(7, "./app");
         scene.alloc(7, 0, 0.1, GIB);
-        losses.iter().for_each(|(reason, count)| scene.loss(Some(7), reason, *count));
+        for (reason, count) in &losses {
+            scene.loss(Some(7), reason, *count);
+        }
         let sentences = sentences(&scene.model());
         assert_eq!(sentences[0], said);
         let lost = sentences[1].contains("were lost: what grows there may not show");

@@ -71,7 +71,7 @@ impl Loop {
             while poll_ns < ns {
                 if told != sums.made.0 {
                     let ns = at(poll_ns as f64 / 1e9);
-                    self.tell(&mut scene, (ns, pass), stack, &sums, sums.floor_at(poll_ns));
+                    tell(&mut scene, (ns, pass), stack, &sums, sums.floor_at(poll_ns));
                 }
                 (told, poll_ns) = (sums.made.0, poll_ns + POLL_NS);
             }
@@ -82,7 +82,7 @@ impl Loop {
         }
         let end = self.seconds + self.phases.1 + 1.0;
         sums.add((end * 1e9) as i64, -held, self.size);
-        self.tell(
+        tell(
             &mut scene,
             (at(end), (self.seconds * self.passes_per_second) as i64),
             stack,
@@ -92,27 +92,28 @@ impl Loop {
         scene.exit(PID, end, 0);
         scene
     }
+}
 
-    fn tell(&self, scene: &mut Scene, (ns, pass): (i64, i64), stack: i64, sums: &Sums, floor: i64) {
-        let row = |stack_id, floor_bytes| SiteUsageRow {
-            ts_ns: ns,
-            proc_id: PID.into(),
-            nvml_index: Some(1),
-            gpu_uuid: Some(uuid(1)),
-            cuda_ordinal: Some(0),
-            level: "tensor".to_owned(),
-            stack_id,
-            live_bytes: sums.live.1,
-            floor_bytes,
-            live_count: Some(sums.live.0),
-            allocated_bytes: sums.made.1,
-            freed_bytes: sums.made.1 - sums.live.1,
-            allocs: sums.made.0,
-            frees: sums.made.0 - sums.live.0,
-            backward_pass: Some(pass).filter(|_| stack_id != 0),
-        };
-        scene.site_usage.push(row(stack, Some(floor)));
-        scene.site_usage.push(row(0, None));
-        scene.said(PID, 1, ns, sums.live.1, sums.live.1);
-    }
+/// The rows of one moment, of the place and of all there is.
+fn tell(scene: &mut Scene, (ns, pass): (i64, i64), stack: i64, sums: &Sums, floor: i64) {
+    let row = |stack_id, floor_bytes| SiteUsageRow {
+        ts_ns: ns,
+        proc_id: PID.into(),
+        nvml_index: Some(1),
+        gpu_uuid: Some(uuid(1)),
+        cuda_ordinal: Some(0),
+        level: "tensor".to_owned(),
+        stack_id,
+        live_bytes: sums.live.1,
+        floor_bytes,
+        live_count: Some(sums.live.0),
+        allocated_bytes: sums.made.1,
+        freed_bytes: sums.made.1 - sums.live.1,
+        allocs: sums.made.0,
+        frees: sums.made.0 - sums.live.0,
+        backward_pass: Some(pass).filter(|_| stack_id != 0),
+    };
+    scene.site_usage.push(row(stack, Some(floor)));
+    scene.site_usage.push(row(0, None));
+    scene.said(PID, 1, ns, sums.live.1, sums.live.1);
 }
