@@ -192,6 +192,7 @@ class Ranks(Folder):
             ([leak], 0),
             ([leak | {"site": "a.py:4 f"}], 1),
             ([nothing | {"not_judged": 1}], 0),
+            ([nothing | {"unclear": 1}], 0),
             ([nothing], 1),
         ):
             outcome = Outcome("x", "")
