@@ -154,7 +154,9 @@ fn native(thread: &mut Thread, tgid: u32, sp: u64) -> u64 {
         // Where that fails too, they are zeros.
         scan::<FEW_WORDS>(thread, sp);
     }
-    let mut key = thread.words[0];
+    // The return address, wherever it points. Mixed in and not the beginning: the same word mixed
+    // into itself below would be nothing.
+    let mut key = hash::mix(hash::SEED, thread.words[0]);
     // SAFETY: without preallocation an old value stays valid until the program returns.
     let Some(pages) = (unsafe { PAGES.get(tgid) }) else { return key };
     let count = thread.scanned;

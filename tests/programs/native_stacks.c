@@ -3,6 +3,7 @@
  *   STACK scenario bytes function function...     innermost first, as far as they are told
  *
  * chain      from main, three times
+ * lines      from two lines of one function in turn, three times
  * deep       from stacks of some 32 and 110 KiB, six times each
  * thread     from a thread
  * fork       from a child that is forked before CUDA is used
@@ -68,6 +69,17 @@ KEPT void chain(const char *scenario)
     for (int i = 0; i < 3; i++) {
         expect(scenario, "innermost middle outer chain");
         CALL(outer());
+    }
+}
+
+KEPT void lines(void)
+{
+    start_cuda();
+    for (int i = 0; i < 3; i++) {
+        expect("first_line", "lines run main");
+        CALL(MUST(cuMemAlloc(&block, next_bytes)));
+        expect("second_line", "lines run main");
+        CALL(MUST(cuMemAlloc(&block, next_bytes)));
     }
 }
 
@@ -249,6 +261,8 @@ KEPT void run(const char *mode, char ***rest)
 {
     if (!strcmp(mode, "chain")) {
         CALL(chain(mode));
+    } else if (!strcmp(mode, "lines")) {
+        CALL(lines());
     } else if (!strcmp(mode, "deep")) {
         start_cuda();
         go_deep("deep", 28);

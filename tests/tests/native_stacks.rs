@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests and their helpers may panic")]
 
 use std::{
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -117,7 +118,7 @@ fn everything() -> Option<&'static Outcome> {
             compiled(&device, "libother.so"),
         ];
         let [user, new, first, other] = libraries.each_ref().map(|path| path.to_str().unwrap());
-        let calm = ["fork", "deleted", "chain", "deep", "thread", "pending"];
+        let calm = ["fork", "deleted", "chain", "lines", "deep", "thread", "pending"];
         let args = [&calm[..], &["replaced", user, new, "reopened", first, other]].concat();
         let recorded = record(&device, &program, &args);
         assert!(!program.exists());
@@ -153,6 +154,18 @@ fn deep_stacks_of_driver_calls_are_whole_at_once_as_far_as_the_large_copy_goes()
         let is_chain = found[1..].iter().zip(&expected.chain).all(|(found, said)| found == said);
         assert!(is_chain, "{found:?}");
     }
+}
+
+#[test]
+fn two_lines_of_one_function_are_two_places() {
+    let Some(everything) = everything() else { return };
+    let ids = |scenario: &str| -> BTreeSet<i64> {
+        everything.assert_all(scenario);
+        everything.of(scenario).into_iter().map(|(_, stack)| stack.row.stack_id).collect()
+    };
+    let (first, second) = (ids("first_line"), ids("second_line"));
+    assert_eq!((first.len(), second.len()), (1, 1));
+    assert_ne!(first, second);
 }
 
 #[test]
