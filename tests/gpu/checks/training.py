@@ -198,11 +198,11 @@ def pair_cost(context, outcome):
     program.stop()
 
 
-@check("train-cost-launch", "a launch-bound step with and without recording", 420)
+@check("train-cost-launch", "a launch-bound step with and without recording", 540)
 def cost_launch(context, outcome):
     cost(context, outcome, "launch")
 
 
-@check("train-cost-gpu", "a GPU-bound step with and without recording", 420)
+@check("train-cost-gpu", "a GPU-bound step with and without recording", 540)
 def cost_gpu(context, outcome):
     cost(context, outcome, "gpu")
