@@ -1,7 +1,7 @@
 //! Entry of traced functions: one program for every kind, since the walk of a stack is in it, over
 //! which the verifier takes its time.
 
-use agent_common::cookie::Kind;
+use agent_common::cookie::{Cookie, Kind};
 use aya_ebpf::{
     EbpfContext as _,
     helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_boot_ns, generated::bpf_get_attach_cookie},
@@ -22,9 +22,10 @@ pub(crate) enum Wanted {
     Stack,
 }
 
-pub(crate) fn cookie(ctx: *mut core::ffi::c_void) -> agent_common::cookie::Cookie {
+/// What the agent said of the probe.
+pub(crate) fn cookie(ctx: *mut core::ffi::c_void) -> Cookie {
     // SAFETY: the context that the kernel handed to this program.
-    agent_common::cookie::Cookie::unpack(unsafe { bpf_get_attach_cookie(ctx) })
+    Cookie::unpack(unsafe { bpf_get_attach_cookie(ctx) })
 }
 
 /// Entry of a traced function.

@@ -64,15 +64,14 @@ pub(crate) fn word(address: u64) -> u64 {
     word
 }
 
-/// Reads a structure of `bytes` bytes. After a failure, which is told by -1 and not by a branch, it
-/// is zeros.
+/// Reads a structure of `bytes` bytes. After a failure it is zeros.
 #[inline(always)]
-pub(crate) fn read(to: &mut [u64; STRUCT_WORDS], bytes: u32, address: u64) -> i64 {
+pub(crate) fn read(to: &mut [u64; STRUCT_WORDS], bytes: u32, address: u64) {
     // The mask bounds the length for the verifier; the agent keeps to it.
     let bytes = bytes & (STRUCT_WORDS as u32 * 8 - 1);
     let to: *mut [u64; STRUCT_WORDS] = to;
     // SAFETY: the buffer holds `bytes`; the helper checks the address.
-    unsafe { generated::bpf_probe_read_user(to.cast(), bytes, address as *const _) >> 63 }
+    unsafe { generated::bpf_probe_read_user(to.cast(), bytes, address as *const _) };
 }
 
 /// The pointer at `offset` of a structure.

@@ -85,9 +85,9 @@ pub(crate) fn key(ctx: *mut c_void, ids: u64, now_ns: u64, is_rare: bool) -> u64
 /// The key of the stack of a thread whose registers are known.
 ///
 /// A global function: the verifier goes through it once, and not for each path that leads here
-/// (kernels since 5.13, told by the object's BTF; to it the argument may be null). What differs between the paths in it is kept in
-/// the thread's memory, which the verifier does not follow: in registers, each path would have it go
-/// through all loops that come after.
+/// (kernels since 5.13, told by the object's BTF; to it the argument may be null). What differs
+/// between the paths in it is kept in the thread's memory, which the verifier does not follow: in
+/// registers, each path would have it go through all loops that come after.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn key_of_stack(thread: *mut Thread) -> u64 {

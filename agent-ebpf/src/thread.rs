@@ -109,7 +109,7 @@ pub(crate) fn current(ids: u64) -> Option<&'static mut Thread> {
 
 /// The entry of a thread that has one.
 #[inline(always)]
-pub(crate) fn known(ids: u64) -> Option<&'static mut Thread> {
+fn known(ids: u64) -> Option<&'static mut Thread> {
     let thread = THREADS.get_ptr_mut(ids)?;
     // SAFETY: a map value, valid until the program returns; only this thread touches it.
     Some(unsafe { &mut *thread })
