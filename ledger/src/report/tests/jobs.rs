@@ -1,7 +1,7 @@
 //! Made-up training jobs: what each place of allocation holds at each moment, and the rows that a
 //! recorder would have written of it.
 
-use super::scene::{MIB, S, START, Scene, at, uuid};
+use super::scene::{MIB, S, START, Scene, at, sample, tensors};
 use crate::{
     call::Level,
     report::{Finding, Model},
@@ -135,14 +135,9 @@ impl Job {
                 reserved += 20 * MIB;
             }
             scene.process_samples.push(ProcessSampleRow {
-                ts_ns: at(second as f64),
-                proc_id: PID.into(),
-                pid: PID,
-                nvml_index: Some(1),
-                gpu_uuid: Some(uuid(1)),
                 torch_allocated_bytes: Some(total),
                 torch_reserved_bytes: Some(reserved),
-                ..ProcessSampleRow::default()
+                ..sample(PID, 1, at(second as f64))
             });
         }
     }
@@ -155,12 +150,6 @@ impl Job {
         (allocs, allocated): (i64, i64),
     ) -> SiteUsageRow {
         SiteUsageRow {
-            ts_ns: START + second * S,
-            proc_id: PID.into(),
-            nvml_index: Some(1),
-            gpu_uuid: Some(uuid(1)),
-            cuda_ordinal: Some(0),
-            level: "tensor".to_owned(),
             stack_id,
             live_bytes: bytes,
             floor_bytes: None,
@@ -170,6 +159,7 @@ impl Job {
             allocs,
             frees: allocs - count,
             backward_pass: self.pass(second),
+            ..tensors(PID, 1, START + second * S)
         }
     }
 

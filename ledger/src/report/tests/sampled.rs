@@ -3,7 +3,7 @@
 
 use super::{
     jobs::PID,
-    scene::{Scene, at, uuid},
+    scene::{Scene, at, tensors},
 };
 use crate::rows::SiteUsageRow;
 
@@ -97,12 +97,6 @@ impl Loop {
 /// The rows of one moment, of the place and of all there is.
 fn tell(scene: &mut Scene, (ns, pass): (i64, i64), stack: i64, sums: &Sums, floor: i64) {
     let row = |stack_id, floor_bytes| SiteUsageRow {
-        ts_ns: ns,
-        proc_id: PID.into(),
-        nvml_index: Some(1),
-        gpu_uuid: Some(uuid(1)),
-        cuda_ordinal: Some(0),
-        level: "tensor".to_owned(),
         stack_id,
         live_bytes: sums.live.1,
         floor_bytes,
@@ -112,6 +106,7 @@ fn tell(scene: &mut Scene, (ns, pass): (i64, i64), stack: i64, sums: &Sums, floo
         allocs: sums.made.0,
         frees: sums.made.0 - sums.live.0,
         backward_pass: Some(pass).filter(|_| stack_id != 0),
+        ..tensors(PID, 1, ns)
     };
     scene.site_usage.push(row(stack, Some(floor)));
     scene.site_usage.push(row(0, None));

@@ -21,6 +21,31 @@ pub(super) fn uuid(gpu: i32) -> String {
     format!("GPU-0000000{gpu}-1111-2222-3333-444444444444")
 }
 
+/// A row of what PyTorch holds on a GPU at a moment, without its sums.
+pub(super) fn tensors(pid: i32, gpu: i32, ts_ns: i64) -> SiteUsageRow {
+    SiteUsageRow {
+        ts_ns,
+        proc_id: pid.into(),
+        nvml_index: Some(gpu),
+        gpu_uuid: Some(uuid(gpu)),
+        cuda_ordinal: Some(0),
+        level: "tensor".to_owned(),
+        ..SiteUsageRow::default()
+    }
+}
+
+/// A sample of a process and GPU at a moment, without figures.
+pub(super) fn sample(pid: i32, gpu: i32, ts_ns: i64) -> ProcessSampleRow {
+    ProcessSampleRow {
+        ts_ns,
+        proc_id: pid.into(),
+        pid,
+        nvml_index: Some(gpu),
+        gpu_uuid: Some(uuid(gpu)),
+        ..ProcessSampleRow::default()
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Scene {
     pub(super) seconds: i64,
@@ -204,14 +229,9 @@ impl Scene {
         let ts_ns = at(seconds);
         let moment = Moment { ts_ns, ..moment.clone() };
         self.process_samples.push(ProcessSampleRow {
-            ts_ns,
-            proc_id: pid.into(),
-            pid,
-            nvml_index: Some(gpu),
-            gpu_uuid: Some(uuid(gpu)),
             nvml_used_bytes: moment.nvml_used,
             live_device_bytes: Some(moment.live_device),
-            ..ProcessSampleRow::default()
+            ..sample(pid, gpu, ts_ns)
         });
         self.breakdown.extend(Breakdown::new().rows(ProcId(pid.into()), &uuid(gpu), &moment));
         self.device_samples.push(DeviceSampleRow {
@@ -227,33 +247,18 @@ impl Scene {
     /// What PyTorch's allocator said of itself.
     pub(super) fn said(&mut self, pid: i32, gpu: i32, ts_ns: i64, used: i64, reserved: i64) {
         self.process_samples.push(ProcessSampleRow {
-            ts_ns,
-            proc_id: pid.into(),
-            pid,
-            nvml_index: Some(gpu),
-            gpu_uuid: Some(uuid(gpu)),
             torch_allocated_bytes: Some(used),
             torch_reserved_bytes: Some(reserved),
             torch_peak_allocated_bytes: Some(used + 100 * MIB),
             torch_peak_reserved_bytes: Some(reserved),
-            ..ProcessSampleRow::default()
+            ..sample(pid, gpu, ts_ns)
         });
     }
 
     /// PyTorch's totals.
     pub(super) fn torch(&mut self, pid: i32, gpu: i32, seconds: f64, used: i64, reserved: i64) {
         let ts_ns = at(seconds);
-        self.site_usage.push(SiteUsageRow {
-            ts_ns,
-            proc_id: pid.into(),
-            nvml_index: Some(gpu),
-            gpu_uuid: Some(uuid(gpu)),
-            cuda_ordinal: Some(0),
-            level: "tensor".to_owned(),
-            live_bytes: used,
-            floor_bytes: None,
-            ..SiteUsageRow::default()
-        });
+        self.site_usage.push(SiteUsageRow { live_bytes: used, ..tensors(pid, gpu, ts_ns) });
         self.said(pid, gpu, ts_ns, used, reserved);
     }
 

@@ -3,7 +3,7 @@
 use super::{
     jobs::{PID, found, noise},
     sampled::Loop,
-    scene::{MIB, Scene, at, uuid},
+    scene::{MIB, Scene, at, tensors},
 };
 use crate::{report::Model, rows::SiteUsageRow};
 
@@ -32,12 +32,6 @@ fn kept() -> Scene {
     let kept = scene.stack(&["cuMemAlloc_v2", LEAK, "train.py:41 main"]);
     let model = scene.stack(&["cuMemAlloc_v2", "gpt.py:12 __init__", "train.py:41 main"]);
     let row = |ms: i64, stack_id, bytes, floor_bytes, count, pass| SiteUsageRow {
-        ts_ns: at(ms as f64 / 1e3),
-        proc_id: PID.into(),
-        nvml_index: Some(1),
-        gpu_uuid: Some(uuid(1)),
-        cuda_ordinal: Some(0),
-        level: "tensor".to_owned(),
         stack_id,
         live_bytes: bytes,
         floor_bytes,
@@ -47,6 +41,7 @@ fn kept() -> Scene {
         allocs: count,
         frees: 0,
         backward_pass: pass,
+        ..tensors(PID, 1, at(ms as f64 / 1e3))
     };
     scene.site_usage.push(row(7_163, model, 27_373_568, Some(0), 99, None));
     scene.site_usage.push(row(7_163, 0, 27_373_568, None, 99, None));
