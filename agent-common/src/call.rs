@@ -6,20 +6,25 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub const NARROW_WORDS: usize = 3;
 /// How many argument words a wide record carries: the registers of both supported ABIs.
 pub const WORDS: usize = 6;
-/// Words of a structure behind a pointer (16 bytes).
-pub const EXTRA_WORDS: usize = 2;
+/// Words that are picked out of a structure: those of the 64 bytes of a `CUipcMemHandle`.
+pub const EXTRA_WORDS: usize = 8;
 
 /// A call that returned.
 pub const KIND_CALL: u8 = 1;
 /// An entry-only probe was hit: `words` are the raw arguments, `exit_ns` is 0.
 pub const KIND_NOTE: u8 = 2;
 
-/// All words and the extra words follow the narrow part.
+/// Words 3 to 5 follow the narrow part.
 pub const FLAG_WIDE: u8 = 1;
 /// A result behind an out-pointer could not be read (the page was not resident).
 pub const FLAG_OUT_FAULT: u8 = 2;
 /// The structure behind a pointer could not be read.
 pub const FLAG_STRUCT_FAULT: u8 = 4;
+/// The extra words follow those.
+pub const FLAG_EXTRA: u8 = 8;
+
+/// No runtime function is around the call, or labels are not recorded.
+pub const NO_ROW: u8 = u8::MAX;
 
 /// One call. A narrow record ends after [`NARROW_LEN`] bytes.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -30,7 +35,9 @@ pub struct RawCall {
     /// `FLAG_*`.
     pub flags: u8,
     /// Row of the probe table.
-    pub row: u16,
+    pub row: u8,
+    /// Row of the runtime function that the call lies in, or [`NO_ROW`].
+    pub runtime_row: u8,
     /// Return value (`CUresult`).
     pub result: i32,
     /// Process.
@@ -47,17 +54,37 @@ pub struct RawCall {
     pub words: [u64; NARROW_WORDS],
     /// Arguments 3 to 5, likewise.
     pub wide_words: [u64; WORDS - NARROW_WORDS],
-    /// The structure behind the pointer that the cookie names.
+    /// Words of the structure that the row's [`Structure`] names, in its order.
     pub extra: [u64; EXTRA_WORDS],
 }
 
 /// Bytes of a narrow record.
 pub const NARROW_LEN: usize = 64;
 /// Bytes of a wide record.
-pub const WIDE_LEN: usize = 104;
+pub const WIDE_LEN: usize = 88;
+/// Bytes of a record with extra words.
+pub const EXTRA_LEN: usize = 152;
+
+/// Which words of a structure a row wants.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Structure {
+    /// The argument that points to it.
+    pub arg: u8,
+    /// 1: the argument is the structure itself, passed by value and too large for registers.
+    pub by_value: u8,
+    /// How many of `offsets` are wanted.
+    pub words: u8,
+    /// Spelled out.
+    pub pad: u8,
+    /// Where the 8-byte words begin, bytes from the structure's beginning.
+    pub offsets: [u16; EXTRA_WORDS],
+}
 
 const _: () = {
-    assert!(size_of::<RawCall>() == WIDE_LEN);
+    assert!(size_of::<RawCall>() == EXTRA_LEN);
     assert!(core::mem::offset_of!(RawCall, wide_words) == NARROW_LEN);
+    assert!(core::mem::offset_of!(RawCall, extra) == WIDE_LEN);
+    assert!(size_of::<Structure>() == 20);
     assert!(core::mem::offset_of!(RawCall, enter_ns) == 16);
 };

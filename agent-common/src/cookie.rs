@@ -11,6 +11,15 @@ pub enum Kind {
     Tensor,
     /// Entry of autograd's execute (C++ likewise).
     Backward,
+    /// A function of the CUDA runtime, which labels the driver calls inside it.
+    Runtime,
+}
+
+impl Kind {
+    /// Its return is probed too.
+    pub const fn returns(self) -> bool {
+        matches!(self, Self::Call | Self::Runtime)
+    }
 }
 
 /// Row of the probe table and what to copy at entry and return.
@@ -20,14 +29,12 @@ pub struct Cookie {
     /// What the function is.
     pub kind: Kind,
     /// Row of the probe table, below [`MAX_ROWS`].
-    pub row: u16,
+    pub row: u8,
     /// Bit n: argument n points to an 8-byte result.
     pub outs: u8,
-    /// Argument that points to a 16-byte structure to copy, if any.
-    pub extra_arg: Option<u8>,
-    /// The structure is a result: copy it at return, not at entry.
-    pub extra_at_exit: bool,
-    /// More than [`crate::call::NARROW_WORDS`] arguments, or a structure, matter.
+    /// When the row's [`crate::call::Structure`] is copied, if it has one.
+    pub structure: Option<When>,
+    /// More than [`crate::call::NARROW_WORDS`] arguments matter.
     pub wide: bool,
     /// Changes nothing in the account: one that was in flight when the probe came is no loss.
     pub harmless: bool,
@@ -38,25 +45,33 @@ pub struct Cookie {
     pub slot: u16,
 }
 
-/// Rows that the probe table can have; bounds the clean-up loop of an ended thread.
-pub const MAX_ROWS: u16 = 128;
+/// When a structure is copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// The program filled it in.
+    Entry,
+    /// The function does.
+    Exit,
+}
+
+/// Rows that the probe table can have (a row is a byte, and [`crate::call::NO_ROW`] is none);
+/// bounds the clean-up loop of an ended thread.
+pub const MAX_ROWS: u8 = u8::MAX;
 
 /// Attachments that can be told apart.
 pub const SLOTS: u32 = 1 << 16;
 
-const EXTRA_NONE: u64 = 7;
-
 impl Cookie {
     /// Packs into the 64 bits that the kernel hands to the program.
     pub const fn pack(self) -> u64 {
-        let extra = match self.extra_arg {
-            Some(arg) => arg as u64,
-            None => EXTRA_NONE,
+        let structure = match self.structure {
+            None => 0,
+            Some(When::Entry) => 1,
+            Some(When::Exit) => 2,
         };
         self.row as u64
             | (self.outs as u64) << 16
-            | extra << 24
-            | (self.extra_at_exit as u64) << 28
+            | structure << 24
             | (self.wide as u64) << 29
             | (self.harmless as u64) << 30
             | (self.stack as u64) << 31
@@ -66,18 +81,22 @@ impl Cookie {
 
     /// Reads what [`Cookie::pack`] wrote.
     pub const fn unpack(bits: u64) -> Self {
-        let extra = bits >> 24 & 7;
+        let structure = match bits >> 24 & 3 {
+            1 => Some(When::Entry),
+            2 => Some(When::Exit),
+            _ => None,
+        };
         let kind = match bits >> 48 & 3 {
             1 => Kind::Tensor,
             2 => Kind::Backward,
+            3 => Kind::Runtime,
             _ => Kind::Call,
         };
         Self {
             kind,
-            row: bits as u16,
+            row: bits as u8,
             outs: (bits >> 16) as u8,
-            extra_arg: if extra == EXTRA_NONE { None } else { Some(extra as u8) },
-            extra_at_exit: bits >> 28 & 1 == 1,
+            structure,
             wide: bits >> 29 & 1 == 1,
             harmless: bits >> 30 & 1 == 1,
             stack: bits >> 31 & 1 == 1,
@@ -88,23 +107,23 @@ impl Cookie {
 
 #[cfg(test)]
 mod tests {
-    use super::{Cookie, Kind};
+    use super::{Cookie, Kind, When};
 
     #[test]
     fn packing_round_trips() {
-        for row in [0, 1, 77, 127] {
-            for extra_arg in [None, Some(0), Some(5)] {
-                for bits in 0..48u8 {
+        for row in [0, 1, 77, 254] {
+            for structure in [None, Some(When::Entry), Some(When::Exit)] {
+                for bits in 0..32u8 {
+                    let kinds = [Kind::Call, Kind::Tensor, Kind::Backward, Kind::Runtime];
                     let cookie = Cookie {
-                        kind: [Kind::Call, Kind::Tensor, Kind::Backward][usize::from(bits >> 4)],
+                        kind: kinds[usize::from(bits >> 3)],
                         row,
                         outs: 0b10_0001,
-                        extra_arg,
-                        extra_at_exit: bits & 1 == 1,
-                        wide: bits & 2 == 2,
-                        harmless: bits & 4 == 4,
-                        stack: bits & 8 == 8,
-                        slot: row ^ 0xffff,
+                        structure,
+                        wide: bits & 1 == 1,
+                        harmless: bits & 2 == 2,
+                        stack: bits & 4 == 4,
+                        slot: u16::from(row) ^ 0xffff,
                     };
                     assert_eq!(Cookie::unpack(cookie.pack()), cookie);
                 }

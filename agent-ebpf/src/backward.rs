@@ -1,7 +1,7 @@
 //! Backward passes: who called autograd, for what its own threads allocate.
 
 use agent_common::{
-    call::{EXTRA_WORDS, FLAG_WIDE, KIND_NOTE, RawCall},
+    call::{EXTRA_WORDS, FLAG_WIDE, KIND_NOTE, NO_ROW, RawCall, WIDE_LEN},
     loss::Loss,
 };
 use aya_ebpf::{EbpfContext as _, macros::map, maps::HashMap, programs::ProbeContext};
@@ -66,6 +66,7 @@ pub(crate) fn end(ctx: &ProbeContext, ids: u64, enter_ns: u64, key: u64) {
         kind: KIND_NOTE,
         flags: FLAG_WIDE,
         row: cookie(ctx.as_ptr()).row,
+        runtime_row: NO_ROW,
         result: 0,
         tgid,
         tid: ids as u32,
@@ -76,7 +77,7 @@ pub(crate) fn end(ctx: &ProbeContext, ids: u64, enter_ns: u64, key: u64) {
         wide_words: [0; 3],
         extra: [0; EXTRA_WORDS],
     };
-    if !emit::life(record.as_bytes()) {
+    if !emit::life(&record.as_bytes()[..WIDE_LEN]) {
         lose(tgid, Loss::LifeRingFull);
     }
 }

@@ -2,10 +2,10 @@
 
 use agent_common::{
     call::{
-        EXTRA_WORDS, FLAG_OUT_FAULT, FLAG_STRUCT_FAULT, FLAG_WIDE, KIND_CALL, NARROW_LEN, RawCall,
-        WORDS,
+        EXTRA_WORDS, FLAG_EXTRA, FLAG_OUT_FAULT, FLAG_STRUCT_FAULT, FLAG_WIDE, KIND_CALL,
+        NARROW_LEN, RawCall, WIDE_LEN, WORDS,
     },
-    cookie::{Cookie, SLOTS},
+    cookie::{Cookie, Kind, SLOTS, When},
     loss::Loss,
 };
 use aya_ebpf::{
@@ -24,6 +24,7 @@ use crate::{
     enter::{Wanted, cookie},
     life::note_process,
     lose::lose,
+    runtime, structure,
 };
 
 const EEXIST: i32 = 17; // include/uapi/asm-generic/errno-base.h
@@ -31,7 +32,7 @@ const EEXIST: i32 = 17; // include/uapi/asm-generic/errno-base.h
 /// A call in flight. Keyed by thread alone, a call inside another would lose the outer one.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct PendingKey {
+pub(crate) struct PendingKey {
     ids: u64,
     row: u64,
 }
@@ -42,7 +43,7 @@ struct Pending {
     enter_ns: u64,
     stack_key: u64,
     words: [u64; WORDS],
-    extra: [u64; EXTRA_WORDS],
+    /// `FLAG_*`, and the runtime function's row in bits 8 to 15.
     flags: u64,
 }
 
@@ -62,8 +63,13 @@ fn armed(cookie: Cookie) -> bool {
 
 /// Drops the thread's entry of `row`; true if there was one.
 #[inline(always)]
-pub(crate) fn forget(ids: u64, row: u16) -> bool {
-    PENDING.remove(PendingKey { ids, row: u64::from(row) }).is_ok()
+pub(crate) fn forget(ids: u64, row: u8) -> bool {
+    let key = PendingKey { ids, row: u64::from(row) };
+    let pending = PENDING.remove(key).is_ok();
+    if pending {
+        structure::forget(key);
+    }
+    pending
 }
 
 fn now_ns() -> u64 {
@@ -78,18 +84,6 @@ fn arguments(ctx: &ProbeContext) -> [u64; WORDS] {
         *word = ctx.arg(n).unwrap_or(0);
     }
     words
-}
-
-/// Reads the 16-byte structure at `address`.
-#[inline(always)]
-fn structure(address: u64) -> Result<[u64; EXTRA_WORDS], i32> {
-    // SAFETY: the helper checks the address and fails instead of faulting.
-    unsafe { bpf_probe_read_user(address as *const [u64; EXTRA_WORDS]) }
-}
-
-#[inline(always)]
-fn word_of(words: &[u64; WORDS], index: u8) -> u64 {
-    words.get(usize::from(index)).copied().unwrap_or(0)
 }
 
 /// Entry of a function whose return is probed too.
@@ -112,20 +106,15 @@ pub(crate) fn end(ctx: &ProbeContext, ids: u64, stack_key: u64) {
         enter_ns: 0,
         stack_key,
         words: arguments(ctx),
-        extra: [0; EXTRA_WORDS],
-        flags: 0,
+        flags: u64::from(runtime::around(ctx.as_ptr(), ids)) << 8,
     };
-    if let Some(index) = cookie.extra_arg
-        && !cookie.extra_at_exit
-    {
-        if let Ok(extra) = structure(word_of(&pending.words, index)) {
-            pending.extra = extra;
-        } else {
-            pending.flags |= u64::from(FLAG_STRUCT_FAULT);
-            lose(tgid, Loss::StructFault);
-        }
-    }
     let key = PendingKey { ids, row: u64::from(cookie.row) };
+    if cookie.structure == Some(When::Entry)
+        && !structure::keep(ctx.as_ptr(), key, cookie.row, &pending.words)
+    {
+        pending.flags |= u64::from(FLAG_STRUCT_FAULT);
+        lose(tgid, Loss::StructFault);
+    }
     // The last thing before the function runs: its effect lies between this and the exit time.
     pending.enter_ns = now_ns();
     if let Err(error) = PENDING.insert(key, pending, u64::from(BPF_NOEXIST)) {
@@ -143,6 +132,10 @@ pub(crate) fn call_exit(ctx: RetProbeContext) -> u32 {
     let exit_ns = now_ns();
     let cookie = cookie(ctx.as_ptr());
     let ids = bpf_get_current_pid_tgid();
+    if cookie.kind == Kind::Runtime {
+        runtime::leave(ctx.as_ptr(), ids);
+        return 0;
+    }
     let tgid = (ids >> 32) as u32;
     let key = PendingKey { ids, row: u64::from(cookie.row) };
     let Some(pending) = PENDING.get_ptr(key) else {
@@ -155,13 +148,21 @@ pub(crate) fn call_exit(ctx: RetProbeContext) -> u32 {
     let mut pending = unsafe { *pending };
     PENDING.remove(key).unwrap_or_default();
     let result = ctx.ret::<i64>() as i32;
-    if result == 0 {
-        read_results(&mut pending, cookie, tgid);
+    let mut extra = [0; EXTRA_WORDS];
+    if cookie.structure == Some(When::Entry) {
+        structure::take(key, &mut extra);
     }
-    let record = RawCall {
+    if result == 0 {
+        read_results(&mut pending, &mut extra, cookie, tgid);
+    }
+    let mut flags = pending.flags as u8;
+    flags |= if cookie.wide { FLAG_WIDE } else { 0 };
+    flags |= if cookie.structure.is_some() { FLAG_WIDE | FLAG_EXTRA } else { 0 };
+    send(&RawCall {
         kind: KIND_CALL,
-        flags: pending.flags as u8 | if cookie.wide { FLAG_WIDE } else { 0 },
+        flags,
         row: cookie.row,
+        runtime_row: (pending.flags >> 8) as u8,
         result,
         tgid,
         tid: ids as u32,
@@ -170,16 +171,18 @@ pub(crate) fn call_exit(ctx: RetProbeContext) -> u32 {
         stack_key: pending.stack_key,
         words: [pending.words[0], pending.words[1], pending.words[2]],
         wide_words: [pending.words[3], pending.words[4], pending.words[5]],
-        extra: pending.extra,
-    };
-    send(&record, cookie.wide);
+        extra,
+    });
     0
 }
 
 /// Replaces the out-pointers by what they point to. After a failure they hold the caller's garbage.
 #[inline(always)]
-fn read_results(pending: &mut Pending, cookie: Cookie, tgid: u32) {
+fn read_results(pending: &mut Pending, extra: &mut [u64; EXTRA_WORDS], cookie: Cookie, tgid: u32) {
     let mut faults = false;
+    if cookie.structure == Some(When::Exit) {
+        faults = !structure::read(cookie.row, &pending.words, extra);
+    }
     for (n, word) in pending.words.iter_mut().enumerate() {
         if cookie.outs >> n & 1 == 1 {
             // SAFETY: the helper checks the address and fails instead of faulting.
@@ -189,23 +192,19 @@ fn read_results(pending: &mut Pending, cookie: Cookie, tgid: u32) {
             }
         }
     }
-    if let Some(index) = cookie.extra_arg
-        && cookie.extra_at_exit
-    {
-        match structure(word_of(&pending.words, index)) {
-            Ok(extra) => pending.extra = extra,
-            Err(_) => faults = true,
-        }
-    }
     if faults {
         pending.flags |= u64::from(FLAG_OUT_FAULT);
         lose(tgid, Loss::OutFault);
     }
 }
 
-fn send(record: &RawCall, wide: bool) {
+fn send(record: &RawCall) {
     let bytes = record.as_bytes();
-    let sent = if wide { emit::call(bytes) } else { emit::call(&bytes[..NARROW_LEN]) };
+    let sent = match record.flags & (FLAG_WIDE | FLAG_EXTRA) {
+        0 => emit::call(&bytes[..NARROW_LEN]),
+        FLAG_WIDE => emit::call(&bytes[..WIDE_LEN]),
+        _ => emit::call(bytes),
+    };
     // Failures are what a post-mortem needs most: they may use the reserved ring.
     if !sent && (record.result == 0 || !emit::life(bytes)) {
         lose(record.tgid, Loss::RingFull);

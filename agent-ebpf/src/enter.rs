@@ -9,7 +9,7 @@ use aya_ebpf::{
     programs::ProbeContext,
 };
 
-use crate::{backward, call, stack, tensor};
+use crate::{backward, call, runtime, stack, tensor};
 
 /// What the beginning of an entry finds out.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -37,11 +37,15 @@ pub(crate) fn enter(ctx: ProbeContext) -> u32 {
     let ids = bpf_get_current_pid_tgid();
     // SAFETY: a helper without arguments.
     let now_ns = unsafe { bpf_ktime_get_boot_ns() };
-    let kind = cookie(ctx.as_ptr()).kind;
+    let Cookie { kind, row, .. } = cookie(ctx.as_ptr());
     let wanted = match kind {
         Kind::Call => call::begin(&ctx, ids),
         Kind::Tensor => tensor::begin(&ctx, ids, now_ns),
         Kind::Backward => backward::begin(ids),
+        Kind::Runtime => {
+            runtime::enter(ctx.as_ptr(), ids, row);
+            Wanted::Nothing
+        }
     };
     let mut key = 0;
     match wanted {
@@ -55,6 +59,7 @@ pub(crate) fn enter(ctx: ProbeContext) -> u32 {
         Kind::Call => call::end(&ctx, ids, key),
         Kind::Tensor => tensor::end(&ctx, ids, now_ns, key),
         Kind::Backward => backward::end(&ctx, ids, now_ns, key),
+        Kind::Runtime => {}
     }
     0
 }

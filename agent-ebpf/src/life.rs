@@ -18,13 +18,13 @@ use aya_ebpf::{
 };
 use zerocopy::IntoBytes as _;
 
-use crate::{backward, call, emit, lose::lose, stack, task::Task, thread};
+use crate::{backward, call, emit, lose::lose, runtime, stack, task::Task, thread};
 
 /// Rows of the agent's probe table; the agent writes it before the programs are loaded.
 #[unsafe(no_mangle)]
-static ROWS: u16 = MAX_ROWS;
+static ROWS: u8 = MAX_ROWS;
 
-fn rows() -> u16 {
+fn rows() -> u8 {
     // SAFETY: a valid static that nobody writes while the program is loaded. Volatile, or the
     // compiler would fold the value above into the program.
     unsafe { core::ptr::read_volatile(&raw const ROWS) }
@@ -163,6 +163,7 @@ fn forget_program(tgid: u32) {
 /// would pair with a stranger's exit.
 #[inline(always)]
 fn forget_calls(ids: u64, tgid: u32, process_ends: bool) {
+    runtime::forget(ids);
     let rows = rows();
     for row in 0..MAX_ROWS {
         if row >= rows {

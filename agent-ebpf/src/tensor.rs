@@ -1,7 +1,7 @@
 //! `PyTorch`'s allocator reports, folded into totals: no ring record for what a map can hold.
 
 use agent_common::{
-    call::{EXTRA_WORDS, FLAG_WIDE, KIND_CALL, RawCall},
+    call::{EXTRA_WORDS, FLAG_WIDE, KIND_CALL, NO_ROW, RawCall, WIDE_LEN},
     loss::Loss,
     tensor::{Block, TensorKey, TensorTotals, detail},
 };
@@ -99,6 +99,7 @@ fn tell(ctx: &ProbeContext, ids: u64, now_ns: u64, stack_key: u64) {
         kind: KIND_CALL,
         flags: FLAG_WIDE,
         row: cookie(ctx.as_ptr()).row,
+        runtime_row: NO_ROW,
         result: 0,
         tgid: (ids >> 32) as u32,
         tid: ids as u32,
@@ -109,7 +110,7 @@ fn tell(ctx: &ProbeContext, ids: u64, now_ns: u64, stack_key: u64) {
         wide_words: [ctx.arg(3).unwrap_or(0), ctx.arg(4).unwrap_or(0), 0],
         extra: [0; EXTRA_WORDS],
     };
-    if !emit::call(record.as_bytes()) {
+    if !emit::call(&record.as_bytes()[..WIDE_LEN]) {
         lose((ids >> 32) as u32, Loss::RingFull);
     }
 }

@@ -98,6 +98,10 @@ pub struct Recording {
     /// Take no stacks: reports name processes and functions, not lines.
     #[arg(long)]
     pub no_stacks: bool,
+    /// Say of each driver call which function of the CUDA runtime it was made in, where the runtime
+    /// is a shared library (`runtime_api` of `events`). Costs two probes more a call.
+    #[arg(long)]
+    pub runtime_api: bool,
     /// Record whole command lines, which may hold secrets.
     #[arg(long)]
     pub full_commands: bool,

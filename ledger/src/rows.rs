@@ -24,7 +24,7 @@ table! {
         pid: i32,
         /// Thread id on the host; 0 for events without a thread.
         tid: i32,
-        /// alloc, free, map, unmap, retain, import, export, reserve, fail, ctx, module, pool.
+        /// alloc, free, map, unmap, retain, import, export, reserve, fail, ctx, module, pool, graph.
         op: Cow<'static, str>,
         /// The function called; `exit`, `exec` for what the end of a process freed, `reused` for a
         /// block whose free was never seen although its address was handed out again.
@@ -39,9 +39,10 @@ table! {
         gpu_uuid: Option<String>,
         /// The number that the process uses for the device.
         cuda_ordinal: Option<i32>,
-        /// Address, or the handle for `cuMemCreate` and its kin.
+        /// Address; or the handle of physical memory, an array, a pool, a context, a module or a
+        /// graph; or the `CUlimit` of `cuCtxSetLimit`.
         addr: i64,
-        /// Bytes of the block, or bytes asked for by a failed call.
+        /// Bytes of the block, bytes asked for by a failed call, or the value of a limit or pool size.
         size_bytes: Option<i64>,
         /// Change of live bytes at this level; 0 for frees of unknown addresses.
         delta_bytes: i64,
@@ -55,6 +56,8 @@ table! {
         result: i32,
         /// Number of the backward pass, where the program runs autograd.
         backward_pass: Option<i64>,
+        /// `size_bytes` is the least that the block takes (arrays, which the driver pads).
+        estimated: Option<bool>,
     }
 }
 
@@ -147,6 +150,8 @@ table! {
         stack_id: i64,
         /// Effect time of the allocation.
         alloc_ts_ns: i64,
+        /// `size_bytes` is the least that the block takes.
+        estimated: Option<bool>,
     }
 }
 

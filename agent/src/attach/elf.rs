@@ -27,7 +27,7 @@ pub fn sites(file: File, library: Library) -> Result<Vec<Site>, ElfError> {
         .collect();
     let (beginnings, exact): (Vec<_>, Vec<_>) =
         rows_of(library).partition(|(_, probe)| probe.symbol.ends_with('*'));
-    let exact: HashMap<&str, u16> =
+    let exact: HashMap<&str, u8> =
         exact.into_iter().map(|(row, probe)| (probe.symbol, row)).collect();
     let row_of = |name: &str| {
         exact

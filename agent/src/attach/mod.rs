@@ -115,8 +115,8 @@ pub struct Attacher {
     host: Host,
     /// Every process of the host, or the followed ones.
     host_wide: bool,
-    /// `PyTorch`'s libraries are probed too.
-    tensors: bool,
+    /// What is probed.
+    libraries: Vec<Library>,
     followed: HashSet<u32>,
     /// The first look at what runs already.
     first_look: bool,
@@ -135,7 +135,7 @@ impl Attacher {
     pub fn new(
         kernel: Kernel,
         host_wide: bool,
-        tensors: bool,
+        libraries: Vec<Library>,
         notices: Sender<Notice>,
         garbage: Sender<Links>,
         examiner: Sender<ToExaminer>,
@@ -144,7 +144,7 @@ impl Attacher {
             kernel,
             host: Host::live(),
             host_wide,
-            tensors,
+            libraries,
             followed: HashSet::new(),
             first_look: false,
             files: HashMap::new(),
@@ -272,7 +272,7 @@ impl Attacher {
     }
 
     fn library(&self, file_name: &str) -> Option<Library> {
-        Library::of_file_name(file_name).filter(|library| self.tensors || *library == Library::Cuda)
+        Library::of_file_name(file_name).filter(|library| self.libraries.contains(library))
     }
 
     fn look_at(&mut self, tgid: u32) {

@@ -43,6 +43,7 @@ pub(super) fn start(
         ring_bytes: ring_bytes(recording.ring_size),
         full_commands: recording.full_commands,
         stacks: !recording.no_stacks,
+        runtime_labels: recording.runtime_api,
         user_code: recording.user_code.clone(),
         command: verb.to_owned(),
     };

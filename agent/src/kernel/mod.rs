@@ -6,7 +6,8 @@ mod multi;
 use std::{io, num::NonZeroU32, os::fd::OwnedFd, path::Path};
 
 use agent_common::{
-    cookie::{Cookie, Kind},
+    call::Structure,
+    cookie::Cookie,
     loss::{LOSSES, Loss},
     python::PythonConfig,
     stack::{ExecutablePages, WANTED},
@@ -26,7 +27,7 @@ use tracing::{info, warn};
 use zerocopy::IntoBytes as _;
 
 use self::multi::MultiProgram;
-use crate::probes::PROBES;
+use crate::probes::{self, PROBES};
 
 #[cfg(target_arch = "x86_64")]
 static OBJECT: &[u8] = include_bytes_aligned!("../../ebpf-objects/vramscope-x86_64.bpf.o");
@@ -87,7 +88,7 @@ pub struct Links {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Site {
     /// Row of the probe table.
-    pub row: u16,
+    pub row: u8,
     /// Offset in the file.
     pub offset: u64,
 }
@@ -121,11 +122,14 @@ pub struct LoadOptions {
     pub tensor_detail: u32,
     /// Stacks are taken.
     pub stacks: bool,
+    /// Driver calls are labelled with the runtime function around them.
+    pub runtime_labels: bool,
 }
 
 /// Words of the maps' values, as aya wants them.
 const PYTHON_WORDS: usize = size_of::<PythonConfig>() / 8;
 const PAGES_WORDS: usize = size_of::<ExecutablePages>() / 8;
+const STRUCTURE_WORDS: usize = size_of::<Structure>() / 4;
 
 /// The loaded programs and the maps that are written from here.
 #[expect(missing_debug_implementations, reason = "aya's maps have none")]
@@ -168,16 +172,19 @@ impl Kernel {
     /// Loads the programs and follows process life; no probe is attached yet.
     pub fn load(options: LoadOptions) -> Result<Self, KernelError> {
         let offsets = btf::offsets(&btf::Btf::of_kernel()?)?;
-        let rows = PROBES.len() as u16;
+        let rows = PROBES.len() as u8;
         let take_stacks = u32::from(options.stacks);
+        let runtime_labels = u32::from(options.runtime_labels);
         let mut ebpf = EbpfLoader::new()
             .override_global("OFFSETS", offsets.as_bytes(), true)
             .override_global("ROWS", &rows, true)
             .override_global("TAKE_STACKS", &take_stacks, true)
+            .override_global("RUNTIME_LABELS", &runtime_labels, true)
             .override_global("TENSOR_DETAIL", &options.tensor_detail, true)
             .map_max_entries("CALLS", options.ring_bytes)
             .load(OBJECT)
             .map_err(|source| KernelError::Load(Box::new(source)))?;
+        tell_structures(&mut ebpf)?;
         for (name, tracepoint) in LIFE {
             let program: &mut RawTracePoint = ebpf
                 .program_mut(name)
@@ -334,12 +341,24 @@ impl Kernel {
     }
 }
 
+/// Says which words of their structures the rows want.
+fn tell_structures(ebpf: &mut Ebpf) -> Result<(), KernelError> {
+    let mut structures: Array<MapData, [u32; STRUCTURE_WORDS]> = take(ebpf, "STRUCTURES")?;
+    for (row, probe) in probes::rows() {
+        if let Some(structure) = probe.structure() {
+            let words: [u32; STRUCTURE_WORDS] = zerocopy::transmute!(structure);
+            structures.set(u32::from(row), words, 0).map_err(map_error("STRUCTURES"))?;
+        }
+    }
+    Ok(())
+}
+
 /// Sites that are probed at entry, or those at return, with their cookies.
 fn probed(sites: &[Site], returns: bool, slot: u16) -> impl Iterator<Item = (&Site, Cookie)> {
     sites.iter().filter_map(move |site| {
         let probe = PROBES.get(usize::from(site.row))?;
         let cookie = Cookie { slot, ..probe.cookie(site.row) };
-        (!returns || cookie.kind == Kind::Call).then_some((site, cookie))
+        (!returns || cookie.kind.returns()).then_some((site, cookie))
     })
 }
 

@@ -167,9 +167,8 @@ impl Books {
         if raw.kind == KIND_NOTE {
             return self.backward(raw);
         }
-        let decoded = decode::probe(raw)
-            .ok()
-            .and_then(|probe| Some((probe, decode::action(raw, probe.meaning)?)));
+        let decoded =
+            decode::probe(raw).ok().and_then(|probe| Some((probe, decode::action(raw, probe)?)));
         let Some((probe, action)) = decoded else {
             return self.lost(None, "undecodable", 1, None);
         };
@@ -178,11 +177,8 @@ impl Books {
         if !known {
             self.announce(raw.tgid, proc_id);
         }
-        if let Action::DeviceUuid { ordinal, uuid } = action
-            && raw.result == 0
-        {
-            let device = self.opening.devices.by_uuid(proc_id, ordinal, uuid);
-            self.ledger.set_device(proc_id, ordinal, device);
+        if raw.result == 0 {
+            self.learn_device(proc_id, action);
         }
         self.order.push(Input::Call(Call {
             proc_id,
@@ -191,10 +187,25 @@ impl Books {
             api: probe.api(),
             enter_ns: self.opening.anchor.epoch(raw.enter_ns),
             exit_ns: self.opening.anchor.epoch(raw.exit_ns),
+            runtime_api: decode::runtime_api(raw),
             result: raw.result,
             stack_id: self.stacks.id_of(raw.tgid, raw.stack_key).unwrap_or(0),
             action,
         }));
+    }
+
+    /// The process asked the driver which device an ordinal is.
+    fn learn_device(&mut self, proc_id: ProcId, action: Action) {
+        let (ordinal, device) = match action {
+            Action::DeviceUuid { ordinal, uuid } => {
+                (ordinal, self.opening.devices.by_uuid(proc_id, ordinal, uuid))
+            }
+            Action::DeviceBusId { ordinal, bus_id } => {
+                (ordinal, self.opening.devices.by_bus_id(proc_id, ordinal, bus_id))
+            }
+            _ => return,
+        };
+        self.ledger.set_device(proc_id, ordinal, device);
     }
 
     /// A backward pass began.

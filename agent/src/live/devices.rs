@@ -54,6 +54,25 @@ impl Devices {
     ) -> Option<DeviceId> {
         let text = uuid_text(uuid);
         let slot = self.gpus.iter().position(|gpu| suffix(&gpu.uuid) == text);
+        self.told(proc_id, ordinal, slot)
+    }
+
+    /// The same by the device's PCI address. A MIG instance has its GPU's address, so of a GPU that
+    /// is cut into instances it tells nothing.
+    pub(super) fn by_bus_id(
+        &mut self,
+        proc_id: ProcId,
+        ordinal: i32,
+        text: [u8; 16],
+    ) -> Option<DeviceId> {
+        let asked = bus_id(str::from_utf8(&text).ok()?.split('\0').next()?)?;
+        let at = |gpu: &Gpu| gpu.pci_bus_id.as_deref().and_then(bus_id) == Some(asked);
+        let mut slots = (0..self.gpus.len()).filter(|slot| self.gpus.get(*slot).is_some_and(at));
+        let (slot, other) = (slots.next(), slots.next());
+        self.told(proc_id, ordinal, slot.filter(|_| other.is_none()))
+    }
+
+    fn told(&mut self, proc_id: ProcId, ordinal: i32, slot: Option<usize>) -> Option<DeviceId> {
         let told = slot.and_then(|slot| self.id(slot));
         let map = self.maps.entry(proc_id).or_default();
         let known = map.get(&ordinal).cloned().flatten();
@@ -110,6 +129,16 @@ fn suffix(uuid: &str) -> &str {
     uuid.split_once('-').map_or(uuid, |(_, rest)| rest)
 }
 
+/// Domain, bus, device and function of a PCI address; the domain has four digits in CUDA's words
+/// and eight in NVML's.
+fn bus_id(text: &str) -> Option<(u32, u32, u32, u32)> {
+    let (rest, function) = text.rsplit_once('.')?;
+    let mut parts = rest.split(':').map(|part| u32::from_str_radix(part, 16).ok());
+    let (domain, bus, device) = (parts.next()??, parts.next()??, parts.next()??);
+    let function = u32::from_str_radix(function, 16).ok()?;
+    parts.next().is_none().then_some((domain, bus, device, function))
+}
+
 /// The 16 bytes as NVML writes them: 8-4-4-4-12 hexadecimal digits.
 fn uuid_text(uuid: [u8; 16]) -> String {
     let digit = |value: u8| char::from_digit(u32::from(value), 16).unwrap_or('0');
@@ -126,6 +155,32 @@ mod tests {
         let uuid = [0x01, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd, 0xef, 0, 1, 2, 3, 4, 5, 6, 0xff];
         assert_eq!(uuid_text(uuid), "01234567-89ab-cdef-0001-0203040506ff");
         assert_eq!(suffix("GPU-01234567-89ab"), "01234567-89ab");
+    }
+
+    #[test]
+    fn pci_addresses_are_equal_however_long_their_domain() {
+        assert_eq!(bus_id("0000:1B:00.0"), bus_id("00000000:1b:00.0"));
+        assert_ne!(bus_id("0000:1b:00.0"), bus_id("0000:1c:00.0"));
+        for bad in ["", "1b:00.0", "0000:1b:00", "x:1b:00.0", "0:0:0:0.0"] {
+            assert_eq!(bus_id(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_pci_address_tells_a_device_as_a_uuid_does() {
+        let gpu = |nvml_index, bus: &str| Gpu {
+            nvml_index,
+            uuid: format!("GPU-{nvml_index}"),
+            pci_bus_id: Some(bus.to_owned()),
+            ..Gpu::default()
+        };
+        let (near, far) = ("00000000:1B:00.0", "00000000:2B:00.0");
+        let mut devices = Devices::new(vec![gpu(0, near), gpu(1, far), gpu(2, far)]);
+        let mut text = [0; 16];
+        text[..12].copy_from_slice(b"0000:1b:00.0");
+        assert_eq!(devices.by_bus_id(ProcId(7), 5, text).map(|device| device.nvml_index), Some(0));
+        text[..12].copy_from_slice(b"0000:2b:00.0");
+        assert_eq!(devices.by_bus_id(ProcId(7), 6, text), None, "two devices have it");
     }
 
     #[test]

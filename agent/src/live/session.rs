@@ -36,6 +36,7 @@ use crate::{
     host::{CommandDetail, Host},
     kernel::{Guides, Kernel, Links, LoadOptions},
     nvml::{self, Driver, Gpu, GpuReader as _, NvmlReader, Sampler, SamplerThread},
+    probes::Library,
     stacks::{
         namer,
         resolver::{Resolver, ToResolver},
@@ -83,6 +84,8 @@ pub struct Options {
     pub full_commands: bool,
     /// Stacks are taken.
     pub stacks: bool,
+    /// Driver calls are labelled with the runtime function around them.
+    pub runtime_labels: bool,
     /// Parts of paths of what is the user's own code, wherever it is installed.
     pub user_code: Vec<String>,
     /// The verb, for the manifest.
@@ -148,6 +151,7 @@ impl Session {
             ring_bytes: options.ring_bytes,
             tensor_detail: options.detail.in_kernel(),
             stacks: options.stacks,
+            runtime_labels: options.runtime_labels,
         })?;
         let rings = kernel.take_rings()?;
         let counters = kernel.take_counters()?;
@@ -357,6 +361,18 @@ struct Examining {
     inbox: Receiver<ToExaminer>,
 }
 
+/// What is probed.
+fn libraries(options: &Options) -> Vec<Library> {
+    let mut libraries = vec![Library::Cuda];
+    if options.detail != Detail::Off {
+        libraries.extend([Library::C10, Library::TorchCpu]);
+    }
+    if options.runtime_labels {
+        libraries.push(Library::Cudart);
+    }
+    libraries
+}
+
 fn start_attaching(
     attaching: Attaching,
     options: &Options,
@@ -368,10 +384,9 @@ fn start_attaching(
     let (notices, notice_box) = mpsc::channel();
     let (garbage, garbage_box) = mpsc::channel::<Links>();
     let host_wide = options.target == Target::Host;
-    let tensors = options.detail != Detail::Off;
     let Examining { guides, looks, inbox } = examining;
     let examining = Examiner::new(Host::live(), guides, looks, notices.clone());
-    let attacher = Attacher::new(kernel, host_wide, tensors, notices, garbage, examiner);
+    let attacher = Attacher::new(kernel, host_wide, libraries(options), notices, garbage, examiner);
     let mut threads = vec![spawn("examine", move || examining.run(&inbox))?];
     let events = worker::open_events();
     let events_work = events.is_some();

@@ -191,6 +191,7 @@ impl Books {
             api: "c10".to_owned(),
             stack_id: self.stacks.id_of(tgid, block.key).unwrap_or(0),
             alloc_ts_ns: self.opening.anchor.epoch(block.since_ns),
+            estimated: Some(false),
         })
     }
 }

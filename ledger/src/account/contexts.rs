@@ -13,6 +13,8 @@ struct Context {
     since_ns: i64,
     /// Retains of a primary context; `None` for one that `cuCtxCreate` made.
     retains: Option<u32>,
+    /// Users beyond the first of one that `cuCtxCreate` made.
+    attached: u32,
 }
 
 /// Where an allocation was made.
@@ -73,6 +75,14 @@ impl Contexts {
         Place { ctx, ordinal: ordinal.or(self.before_attach) }
     }
 
+    /// The device of every context that the process has, where they are all on one.
+    pub(super) fn only_ordinal(&self) -> Option<i32> {
+        let mut ordinals = self.live.values().map(|context| context.ordinal);
+        let first = ordinals.next().or(self.before_attach)?;
+        let same = |ordinal: i32| ordinal == first;
+        (ordinals.all(same) && self.before_attach.is_none_or(same)).then_some(first)
+    }
+
     /// Contexts from before attach are all on this device.
     pub(super) fn set_before_attach(&mut self, ordinal: i32) {
         self.before_attach = Some(ordinal);
@@ -91,10 +101,30 @@ impl Contexts {
     /// A new context, current on the thread. True: the handle named another context before, whose
     /// end was not seen.
     pub(super) fn create(&mut self, tid: u32, ctx: u64, ordinal: i32, since_ns: i64) -> bool {
-        self.saw(ctx);
         self.push(tid, ctx);
-        let made = Context { ordinal, since_ns, retains: None };
+        self.adopt(ctx, ordinal, since_ns)
+    }
+
+    /// A new context that is current nowhere. True as for [`Contexts::create`].
+    pub(super) fn adopt(&mut self, ctx: u64, ordinal: i32, since_ns: i64) -> bool {
+        self.saw(ctx);
+        let made = Context { ordinal, since_ns, retains: None, attached: 0 };
         self.live.insert(ctx, made).is_some()
+    }
+
+    /// One more user of a context.
+    pub(super) fn attach(&mut self, ctx: u64) {
+        if let Some(context) = self.live.get_mut(&ctx) {
+            context.attached = context.attached.saturating_add(1);
+        }
+    }
+
+    /// One user less. True: that was the last one, [`Contexts::destroy`] it.
+    pub(super) fn detach(&mut self, ctx: u64) -> bool {
+        let Some(context) = self.live.get_mut(&ctx) else { return false };
+        let last = context.attached == 0;
+        context.attached = context.attached.saturating_sub(1);
+        last
     }
 
     /// One more user of a primary context; the first one makes it. True as for
@@ -108,7 +138,7 @@ impl Contexts {
                 false
             }
             _ => {
-                let made = Context { ordinal, since_ns, retains: Some(1) };
+                let made = Context { ordinal, since_ns, retains: Some(1), attached: 0 };
                 self.live.insert(ctx, made).is_some()
             }
         }
@@ -231,6 +261,16 @@ mod tests {
         let mut contexts = Contexts::default();
         contexts.set(1, 0xa);
         assert_eq!(contexts.place(1, false), Place { ctx: Some(0xa), ordinal: None });
+    }
+
+    #[test]
+    fn the_last_detach_ends_a_context() {
+        let mut contexts = Contexts::default();
+        contexts.create(1, 0xa, 0, 1);
+        contexts.attach(0xa);
+        assert!(!contexts.detach(0xa));
+        assert!(contexts.detach(0xa));
+        assert!(!contexts.detach(0xb), "one that is not known");
     }
 
     #[test]

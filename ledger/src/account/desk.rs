@@ -5,7 +5,7 @@ use std::{
     collections::{HashMap, VecDeque},
 };
 
-use super::{contexts::Place, order::call_effect_ns, process::Who};
+use super::{contexts::Place, order::call_effect_ns, process::Who, shared::Exports};
 use crate::{
     call::{Call, Level, ProcId},
     rows::EventRow,
@@ -20,6 +20,8 @@ pub(super) struct Block {
     pub(super) addr: u64,
     /// `None`: could not be read (or, imported, is not mapped yet).
     pub(super) size_bytes: Option<i64>,
+    /// The size is a lower bound.
+    pub(super) estimated: bool,
     pub(super) place: Place,
     /// The function that allocated.
     pub(super) api: &'static str,
@@ -77,6 +79,8 @@ pub(super) struct Books {
     pub(super) now_ns: i64,
     pub(super) waiting: VecDeque<Waiting>,
     pub(super) losses: HashMap<LossKey, (i64, Option<i64>)>,
+    /// Blocks that processes exported to one another.
+    pub(super) exports: Exports,
 }
 
 impl Books {
@@ -124,6 +128,7 @@ impl Desk<'_> {
             duration_ns: call.exit_ns.saturating_sub(call.enter_ns),
             tid: call.tid as i32,
             api: Cow::Borrowed(call.api),
+            runtime_api: call.runtime_api.map(str::to_owned),
             result: call.result,
             stack_id: call.stack_id,
             ..self.blank(op, level, ordinal)
@@ -209,6 +214,7 @@ pub(super) fn about(row: EventRow, block: &Block) -> EventRow {
         size_bytes: block.size_bytes,
         alloc_id: block.alloc_id,
         stack_id: block.stack_id,
+        estimated: Some(block.estimated),
         ..row
     }
 }

@@ -263,5 +263,6 @@ fn live_row(process: &Process, block: &Block, ts_ns: i64, seq: i64) -> LiveRow {
         api: block.api.to_owned(),
         stack_id: block.stack_id,
         alloc_ts_ns: block.since_ns,
+        estimated: Some(block.estimated),
     }
 }

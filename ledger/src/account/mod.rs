@@ -5,12 +5,15 @@
 //! against NVML. All of it is pure: no clock, no I/O. The live half and the offline reports run the
 //! same [`state::State`] over the same rows.
 
+mod asked;
 pub mod breakdown;
 mod contexts;
 mod desk;
 mod ledger;
 pub mod order;
+mod pools;
 mod process;
+mod shared;
 mod slots;
 pub mod state;
 #[cfg(test)]

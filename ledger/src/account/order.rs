@@ -27,7 +27,10 @@ pub(super) fn call_effect_ns(call: &Call) -> i64 {
         | Action::VmmRelease { .. }
         | Action::VmmUnmap { .. }
         | Action::Unreserve { .. }
-        | Action::HostUnregister { .. } => call.enter_ns,
+        | Action::HostUnregister { .. }
+        | Action::ArrayDestroy { .. }
+        | Action::ExternalDestroy { .. }
+        | Action::BlockClose { .. } => call.enter_ns,
         _ => call.exit_ns,
     }
 }

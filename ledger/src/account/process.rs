@@ -3,14 +3,17 @@
 use std::collections::HashMap;
 
 use super::{
+    asked::asked,
     contexts::{Contexts, Place},
     desk::{Block, Cause, Desk, Shelf, Waiting, bytes},
     order::call_effect_ns,
+    pools::Pools,
+    shared::Opens,
     slots::Slots,
     vmm::{Vmm, abandon, is_waiting},
 };
 use crate::{
-    call::{Action, Call, Level, Location, ProcId, Space},
+    call::{Action, ArrayShape, Call, Level, ProcId, Space},
     rows::EventRow,
 };
 
@@ -36,10 +39,12 @@ pub(super) struct Who {
 }
 
 /// Address spaces: an address of one never meets the same number in another.
-const DEVICE: usize = 0;
+pub(super) const DEVICE: usize = 0;
 const HOST: usize = 1;
 const VIRTUAL: usize = 2;
 const TENSOR: usize = 3;
+/// Handles of arrays and of other APIs' memory.
+pub(super) const OBJECT: usize = 4;
 
 fn space_of(level: Level) -> usize {
     match level {
@@ -70,9 +75,13 @@ pub(super) struct Process {
 /// What a process holds.
 #[derive(Debug, Default)]
 pub(super) struct Account {
-    contexts: Contexts,
-    blocks: [Slots<Block>; 4],
-    vmm: Vmm,
+    pub(super) contexts: Contexts,
+    pub(super) blocks: [Slots<Block>; 5],
+    pub(super) vmm: Vmm,
+    pub(super) pools: Pools,
+    pub(super) opens: Opens,
+    /// Devices of green contexts.
+    greens: HashMap<u64, i32>,
 }
 
 impl Process {
@@ -111,6 +120,18 @@ impl Account {
 
     /// Applies a call that succeeded.
     pub(super) fn apply(&mut self, desk: &mut Desk<'_>, call: &Call) {
+        let done = self.apply_memory(desk, call)
+            || self.apply_pool(desk, call)
+            || self.apply_shared(desk, call)
+            || self.apply_graph(desk, call)
+            || self.apply_context(desk, call);
+        // The others say which GPU an ordinal is, which needs NVML's answer too:
+        // `Ledger::set_device`.
+        debug_assert!(done || says_device(&call.action), "{call:?}");
+    }
+
+    /// False: another kind of call.
+    fn apply_memory(&mut self, desk: &mut Desk<'_>, call: &Call) -> bool {
         match call.action {
             Action::Alloc { level, addr, size_bytes } => {
                 self.alloc(desk, call, level, addr, size_bytes);
@@ -142,11 +163,17 @@ impl Account {
             Action::VmmRetain { handle, .. } => self.vmm.retain(desk, call, handle),
             Action::VmmExport { handle } => self.vmm.export(desk, call, handle),
             Action::VmmImport { handle } => self.vmm.import(desk, call, handle),
-            _ => self.apply_context(desk, call),
+            Action::MulticastCreate { handle, size_bytes } => {
+                self.vmm.create_multicast(desk, call, handle, size_bytes);
+            }
+            Action::Array { handle, shape } => self.array(desk, call, handle, shape),
+            Action::ArrayDestroy { handle } => self.free(desk, call, OBJECT, handle),
+            _ => return false,
         }
+        true
     }
 
-    fn apply_context(&mut self, desk: &mut Desk<'_>, call: &Call) {
+    fn apply_context(&mut self, desk: &mut Desk<'_>, call: &Call) -> bool {
         let contexts = &mut self.contexts;
         match call.action {
             Action::CtxSet { ctx } => contexts.set(call.tid, ctx),
@@ -190,9 +217,52 @@ impl Account {
                     self.free_context(desk, call, ctx);
                 }
             }
-            // Which GPU an ordinal is needs NVML's answer too: `Ledger::set_device`.
-            _ => {}
+            Action::CtxAttach { ctx } => contexts.attach(ctx),
+            Action::CtxDetach { ctx } => {
+                context_row(desk, call, Place { ctx: Some(ctx), ordinal: contexts.ordinal(ctx) });
+                if contexts.detach(ctx) && contexts.destroy(call.tid, ctx, call.enter_ns) {
+                    self.free_context(desk, call, ctx);
+                }
+            }
+            Action::GreenCreate { green, ordinal } => {
+                self.greens.insert(green, ordinal);
+                context_row(desk, call, Place { ctx: Some(green), ordinal: Some(ordinal) });
+            }
+            Action::CtxOfGreen { ctx, green } => {
+                let ordinal = self.greens.get(&green).copied();
+                let place = Place { ctx: Some(ctx), ordinal };
+                let reused = ordinal.is_some_and(|at| contexts.adopt(ctx, at, call.exit_ns));
+                self.context_made(desk, call, place, reused);
+            }
+            Action::GreenDestroy { green } => {
+                let ordinal = self.greens.remove(&green);
+                context_row(desk, call, Place { ctx: Some(green), ordinal });
+            }
+            Action::CtxLimit { limit, value } => {
+                let ordinal = contexts.place(call.tid, desk.who.from_start).ordinal;
+                let row = desk.event(call, "ctx", Level::Device, ordinal);
+                let size_bytes = bytes(value).filter(|_| limit <= LAST_LIMIT_IN_BYTES);
+                desk.emit(EventRow { addr: i64::from(limit), size_bytes, ..row });
+            }
+            Action::Checkpoint { pid } => {
+                let row = desk.event(call, "ctx", Level::Device, None);
+                desk.emit(EventRow { addr: i64::from(pid), ..row });
+            }
+            _ => return false,
         }
+        true
+    }
+
+    /// An array: the driver pads it in ways of its own, so its size is a lower bound.
+    fn array(&mut self, desk: &mut Desk<'_>, call: &Call, handle: u64, shape: Option<ArrayShape>) {
+        let place = self.contexts.place(call.tid, desk.who.from_start);
+        let unmapped = shape.is_some_and(|shape| shape.is_unmapped());
+        let level = if unmapped { Level::Virtual } else { Level::Device };
+        let size_bytes = shape.and_then(|shape| shape.least_bytes()).and_then(bytes);
+        let estimated = size_bytes.is_some();
+        let block =
+            Block { estimated, ..new_block(desk, call, (level, place), handle, size_bytes) };
+        self.open(desk, call, OBJECT, &block);
     }
 
     /// Writes the row of a call that failed: never live bytes.
@@ -258,7 +328,7 @@ impl Account {
         self.alloc_at(desk, call, (level, place), addr, size_bytes);
     }
 
-    fn alloc_at(
+    pub(super) fn alloc_at(
         &mut self,
         desk: &mut Desk<'_>,
         call: &Call,
@@ -266,33 +336,34 @@ impl Account {
         addr: u64,
         size_bytes: Option<u64>,
     ) {
-        let block = Block {
-            alloc_id: desk.alloc_id(),
-            level,
-            addr,
-            size_bytes: size_bytes.and_then(bytes),
-            place,
-            api: call.api,
-            stack_id: call.stack_id,
-            since_ns: call_effect_ns(call),
+        let block = new_block(desk, call, (level, place), addr, size_bytes.and_then(bytes));
+        self.open(desk, call, space_of(level), &block);
+    }
+
+    /// Puts a block into the books.
+    pub(super) fn open(&mut self, desk: &mut Desk<'_>, call: &Call, space: usize, block: &Block) {
+        let op = match block.level {
+            Level::Virtual => "reserve",
+            Level::Imported => "import",
+            _ => "alloc",
         };
-        let space = space_of(level);
-        let op = if level == Level::Virtual { "reserve" } else { "alloc" };
-        desk.opened(call, op, &block);
-        if let Some(displaced) = self.blocks[space].insert(addr, block.since_ns, block) {
-            let until_ns = displaced.displaced_ns.unwrap_or(block.since_ns);
+        desk.opened(call, op, block);
+        let (addr, since_ns) = (block.addr, block.since_ns);
+        if let Some(displaced) = self.blocks[space].insert(addr, since_ns, *block) {
+            let until_ns = displaced.displaced_ns.unwrap_or(since_ns);
             desk.wait(Shelf::Blocks(space), addr, displaced.since_ns, until_ns);
         }
     }
 
-    fn free(&mut self, desk: &mut Desk<'_>, call: &Call, space: usize, addr: u64) {
+    pub(super) fn free(&mut self, desk: &mut Desk<'_>, call: &Call, space: usize, addr: u64) {
         if addr == 0 {
             return;
         }
         if let Some(entry) = self.blocks[space].take(addr, call.enter_ns) {
             desk.closed(call, &entry.value, call.enter_ns);
         } else {
-            let level = [Level::Device, Level::Host, Level::Virtual, Level::Tensor][space];
+            let levels = [Level::Device, Level::Host, Level::Virtual, Level::Tensor, Level::Device];
+            let level = levels[space];
             desk.unknown(call, level, addr);
         }
     }
@@ -310,7 +381,7 @@ impl Account {
     /// have reservations.
     fn free_context(&mut self, desk: &mut Desk<'_>, call: &Call, ctx: u64) {
         let cause = Cause { api: call.api, tid: call.tid, ts_ns: call.exit_ns };
-        for space in [DEVICE, HOST] {
+        for space in [DEVICE, HOST, OBJECT] {
             let gone = self.blocks[space].take_all(|entry| {
                 let block = &entry.value;
                 block.place.ctx == Some(ctx)
@@ -325,59 +396,36 @@ impl Account {
     }
 }
 
+/// A block that `call` made.
+pub(super) fn new_block(
+    desk: &mut Desk<'_>,
+    call: &Call,
+    (level, place): (Level, Place),
+    addr: u64,
+    size_bytes: Option<i64>,
+) -> Block {
+    Block {
+        alloc_id: desk.alloc_id(),
+        level,
+        addr,
+        size_bytes,
+        estimated: false,
+        place,
+        api: call.api,
+        stack_id: call.stack_id,
+        since_ns: call_effect_ns(call),
+    }
+}
+
+fn says_device(action: &Action) -> bool {
+    use Action::{DeviceBusId, DeviceUuid, Init, Nothing};
+    matches!(action, Init | DeviceUuid { .. } | DeviceBusId { .. } | Nothing)
+}
+
+/// `CU_LIMIT_MALLOC_HEAP_SIZE` (`cuda.h`): it and the limits before it are sizes.
+const LAST_LIMIT_IN_BYTES: u32 = 2;
+
 fn context_row(desk: &mut Desk<'_>, call: &Call, place: Place) {
     let row = desk.event(call, "ctx", Level::Device, place.ordinal);
     desk.emit(EventRow { addr: place.ctx.unwrap_or(0) as i64, stack_id: call.stack_id, ..row });
-}
-
-/// What a failed call asked for.
-struct Asked {
-    level: Level,
-    addr: u64,
-    size_bytes: Option<u64>,
-    ordinal: Option<i32>,
-}
-
-/// Reads only what the call put in: the driver's answers are not there.
-fn asked(action: &Action, current: Option<i32>) -> Asked {
-    let of = |level, addr, size_bytes, ordinal| Asked { level, addr, size_bytes, ordinal };
-    match *action {
-        Action::Alloc { level, size_bytes, .. } => of(level, 0, size_bytes, current),
-        Action::Free { addr, space: Space::Device } => of(Level::Device, addr, None, current),
-        Action::Free { addr, space: Space::Host } | Action::HostUnregister { addr } => {
-            of(Level::Host, addr, None, current)
-        }
-        Action::HostRegister { addr, size_bytes } => {
-            of(Level::Host, addr, Some(size_bytes), current)
-        }
-        Action::TensorAlloc { addr, size_bytes, ordinal } => {
-            of(Level::Tensor, addr, Some(size_bytes), Some(ordinal))
-        }
-        Action::TensorFree { addr } => of(Level::Tensor, addr, None, None),
-        Action::VmmCreate { size_bytes, location, .. } => match location {
-            Location::Device(ordinal) => of(Level::Device, 0, Some(size_bytes), Some(ordinal)),
-            Location::Host => of(Level::Host, 0, Some(size_bytes), None),
-            Location::Unknown => of(Level::Device, 0, Some(size_bytes), None),
-        },
-        Action::VmmMap { addr, size_bytes, .. }
-        | Action::VmmUnmap { addr, size_bytes }
-        | Action::Unreserve { addr, size_bytes } => {
-            of(Level::Virtual, addr, Some(size_bytes), None)
-        }
-        Action::VmmRetain { addr, .. } => of(Level::Virtual, addr, None, None),
-        Action::Reserve { size_bytes, .. } => of(Level::Virtual, 0, Some(size_bytes), None),
-        Action::VmmRelease { handle } | Action::VmmExport { handle } => {
-            of(Level::Device, handle, None, None)
-        }
-        Action::VmmImport { .. } => of(Level::Imported, 0, None, None),
-        Action::CtxDestroy { ctx } | Action::CtxSet { ctx } | Action::CtxPush { ctx } => {
-            of(Level::Device, ctx, None, None)
-        }
-        Action::CtxCreate { ordinal, .. }
-        | Action::PrimaryRetain { ordinal, .. }
-        | Action::PrimaryRelease { ordinal }
-        | Action::PrimaryReset { ordinal }
-        | Action::DeviceUuid { ordinal, .. } => of(Level::Device, 0, None, Some(ordinal)),
-        Action::CtxPop | Action::Init => of(Level::Device, 0, None, None),
-    }
 }

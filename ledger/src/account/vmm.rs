@@ -68,6 +68,20 @@ impl Vmm {
         self.insert(desk, block);
     }
 
+    /// `cuMulticastCreate`: address space that several devices share, behind a handle.
+    pub(super) fn create_multicast(
+        &mut self,
+        desk: &mut Desk<'_>,
+        call: &Call,
+        handle: u64,
+        size_bytes: Option<u64>,
+    ) {
+        let size_bytes = size_bytes.and_then(bytes);
+        let block = Block { level: Level::Virtual, size_bytes, ..fresh(desk, call, handle) };
+        desk.opened(call, "reserve", &block);
+        self.insert(desk, block);
+    }
+
     /// `cuMemImportFromShareableHandle`: another process's memory, of a size that the first map
     /// tells.
     pub(super) fn import(&mut self, desk: &mut Desk<'_>, call: &Call, handle: u64) {
@@ -86,6 +100,14 @@ impl Vmm {
             Some(object) => about(row, &object.block),
             None => row,
         });
+    }
+
+    /// The memory that is mapped at an address.
+    pub(super) fn mapped_at(&self, addr: u64, ns: i64) -> Option<&Block> {
+        let start = self.maps.key_below(addr.checked_add(1)?)?;
+        let map = self.maps.find(start, ns)?.value;
+        let inside = addr < start.saturating_add(map.size_bytes);
+        self.objects.get(&map.alloc_id).filter(|_| inside).map(|object| &object.block)
     }
 
     /// `cuMemRetainAllocationHandle`: one more reference.
@@ -285,6 +307,7 @@ fn fresh(desk: &mut Desk<'_>, call: &Call, handle: u64) -> Block {
         level: Level::Imported,
         addr: handle,
         size_bytes: None,
+        estimated: false,
         place: Place::default(),
         api: call.api,
         stack_id: call.stack_id,

@@ -71,6 +71,9 @@ fn start_recorder(args: &Run, folder: &Path, pid: u32) -> anyhow::Result<Recorde
     if recording.no_stacks {
         sudo.arg("--no-stacks");
     }
+    if recording.runtime_api {
+        sudo.arg("--runtime-api");
+    }
     for part in &recording.user_code {
         sudo.args(["--user-code", part]);
     }

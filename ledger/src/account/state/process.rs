@@ -113,7 +113,16 @@ pub struct ApiUsage {
 }
 
 /// Functions that give a handle, which is no address.
-const GIVE_HANDLES: [&str; 2] = ["cuMemCreate", "cuMemImportFromShareableHandle"];
+fn gives_handle(api: &str) -> bool {
+    let exactly = [
+        "cuMemCreate",
+        "cuMemImportFromShareableHandle",
+        "cuMulticastCreate",
+        "cuImportExternalMemory",
+        "cuExternalMemoryGetMappedMipmappedArray",
+    ];
+    exactly.contains(&api) || api.starts_with("cuArray") || api.starts_with("cuMipmapped")
+}
 
 /// Function, level, device, size.
 type GroupKey = (usize, Level, usize, Option<i64>);
@@ -191,7 +200,10 @@ impl Process {
         let api = self.count_api(row);
         let device = self.device(row.cuda_ordinal, row.nvml_index, row.gpu_uuid.as_deref());
         match row.op.as_ref() {
-            "alloc" | "reserve" | "import" => self.open(row, level, device, api),
+            // An imported pool is no allocation.
+            "alloc" | "reserve" | "import" if row.alloc_id != 0 => {
+                self.open(row, level, device, api);
+            }
             "map" if row.delta_bytes > 0 => self.size_known(row),
             "free" => self.free(row, level, device),
             "fail" => {
@@ -240,7 +252,7 @@ impl Process {
     }
 
     fn new_api(&mut self, api: Cow<'static, str>) -> usize {
-        let gives_handle = GIVE_HANDLES.contains(&api.as_ref());
+        let gives_handle = gives_handle(&api);
         self.apis.push(ApiUsage { api, gives_handle, ..ApiUsage::default() });
         self.apis.len() - 1
     }

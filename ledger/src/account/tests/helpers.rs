@@ -21,6 +21,7 @@ pub(crate) fn call(action: Action, enter_ns: i64, exit_ns: i64) -> Call {
         api: api_of(&action),
         enter_ns,
         exit_ns,
+        runtime_api: None,
         result: 0,
         stack_id: 0,
         action,

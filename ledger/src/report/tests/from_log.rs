@@ -124,6 +124,7 @@ fn what_is_no_log_is_an_error_that_names_it() {
 fn live_row(row: &EventRow) -> LiveRow {
     assert_eq!(row.op, "alloc");
     LiveRow {
+        estimated: row.estimated,
         ts_ns: row.ts_ns,
         seq: 50,
         proc_id: row.proc_id,
