@@ -133,7 +133,7 @@ fn every_row_of_the_table_is_a_function_of_the_simulated_driver_that_is_called()
         std::fs::File::open(sim.lib_dir.join("libcuda.so.1")).unwrap(),
         Library::Cuda,
     );
-    let exported: BTreeSet<u16> = exported.unwrap().iter().map(|site| site.row).collect();
+    let exported: BTreeSet<u8> = exported.unwrap().iter().map(|site| site.row).collect();
     for (row, probe) in rows_of(Library::Cuda) {
         assert!(exported.contains(&row), "{} is not exported", probe.symbol);
         assert!(called.contains(probe.symbol), "every_row does not call {}", probe.symbol);

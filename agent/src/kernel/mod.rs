@@ -184,7 +184,6 @@ impl Kernel {
             .map_max_entries("CALLS", options.ring_bytes)
             .load(OBJECT)
             .map_err(|source| KernelError::Load(Box::new(source)))?;
-        tell_structures(&mut ebpf)?;
         for (name, tracepoint) in LIFE {
             let program: &mut RawTracePoint = ebpf
                 .program_mut(name)
@@ -202,6 +201,8 @@ impl Kernel {
                 program(&mut ebpf, name)?.load().map_err(program_error(name))?;
             }
         }
+        // Maps are taken out only after both loaders have seen them.
+        tell_structures(&mut ebpf)?;
         let known = take(&mut ebpf, "KNOWN")?;
         let armed = take(&mut ebpf, "ARMED")?;
         Ok(Self { ebpf, multi, armed, next_slot: 0, known })

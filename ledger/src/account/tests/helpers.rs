@@ -74,6 +74,8 @@ fn api_of(action: &Action) -> &'static str {
         Action::VmmMap { .. } => "cuMemMap",
         Action::VmmUnmap { .. } => "cuMemUnmap",
         Action::VmmImport { .. } => "cuMemImportFromShareableHandle",
+        Action::Array { .. } => "cuArrayCreate_v2",
+        Action::ExternalImport { .. } => "cuImportExternalMemory",
         Action::CtxDestroy { .. } => "cuCtxDestroy_v2",
         Action::PrimaryReset { .. } => "cuDevicePrimaryCtxReset",
         _ => "cuOther",
@@ -121,7 +123,12 @@ impl Bench {
             assert_eq!(count, live().count() as u64);
         }
         let is_address = |live: &LiveAllocation| {
-            let handle = ["cuMemCreate", "cuMemImportFromShareableHandle"];
+            let handle = [
+                "cuMemCreate",
+                "cuMemImportFromShareableHandle",
+                "cuArrayCreate_v2",
+                "cuImportExternalMemory",
+            ];
             live.level != Level::Virtual && !handle.contains(&process.api(live))
         };
         let mut addrs: Vec<(bool, i64)> = process

@@ -3,6 +3,7 @@
 mod block_model;
 mod context_rules;
 pub(crate) mod helpers;
+mod kind_rules;
 mod rules;
 mod speed;
 mod vmm_model;
