@@ -107,6 +107,11 @@ CUresult cuMemAllocHost_v2(void **ptr, size_t bytes)
     WITH_DRIVER(pinned(ptr, bytes));
 }
 
+CUresult cuMemAllocHost(void **ptr, unsigned int bytes)
+{
+    WITH_DRIVER(pinned(ptr, bytes));
+}
+
 CUresult cuMemFreeHost(void *ptr)
 {
     WITH_DRIVER(host_free(HOST_PINNED, ptr) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
@@ -126,6 +131,12 @@ static CUresult register_block(void *ptr, uint64_t bytes)
 }
 
 CUresult cuMemHostRegister_v2(void *ptr, size_t bytes, unsigned int flags)
+{
+    (void)flags;
+    WITH_DRIVER(register_block(ptr, bytes));
+}
+
+CUresult cuMemHostRegister(void *ptr, size_t bytes, unsigned int flags)
 {
     (void)flags;
     WITH_DRIVER(register_block(ptr, bytes));

@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define MAGIC 0x76736d31u /* changes with the layout of struct sim_state */
+#define MAGIC 0x76736d32u /* changes with the layout of struct sim_state */
 
 static struct sim_state *state;
 
@@ -247,9 +247,19 @@ int sim_owner_register(void)
     return free_slot;
 }
 
-bool sim_charge(int owner, int gpu, uint64_t bytes)
+static void lock_unless_checkpointed(int owner)
 {
     sim_lock();
+    while (state->owners[owner].checkpoint) {
+        sim_unlock();
+        sim_sleep_ms(1);
+        sim_lock();
+    }
+}
+
+bool sim_charge(int owner, int gpu, uint64_t bytes)
+{
+    lock_unless_checkpointed(owner);
     /* Asking /proc about every process is slow and changes nothing while there is room. */
     if (bytes > state->capacity - state->used[gpu])
         sim_reclaim();
@@ -264,7 +274,7 @@ bool sim_charge(int owner, int gpu, uint64_t bytes)
 
 void sim_uncharge(int owner, int gpu, uint64_t bytes)
 {
-    sim_lock();
+    lock_unless_checkpointed(owner);
     state->owners[owner].charged[gpu] -= bytes;
     state->used[gpu] -= bytes;
     sim_unlock();

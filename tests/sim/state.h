@@ -27,6 +27,8 @@ struct sim_owner {
     struct sim_identity who; /* pid 0: the slot is free */
     uint64_t charged[SIM_MAX_GPUS];
     uint32_t contexts[SIM_MAX_GPUS];
+    uint32_t checkpoint;              /* a CUprocessState */
+    uint64_t moved_out[SIM_MAX_GPUS]; /* what it was charged with, while it is checkpointed */
 };
 
 /* Memory that was exported at least once, so that its life is no longer its creator's. */
@@ -67,8 +69,9 @@ void sim_reclaim(void);
 /* Takes the slot of the calling process. -1: none is free. Lock held. */
 int sim_owner_register(void);
 
-/* The calling process's account; these take the lock themselves. `sim_charge` is false when the
- * GPU has no room for `bytes`, even after reclaiming. */
+/* The calling process's account; these take the lock themselves, and wait while the process is
+ * locked for a checkpoint. `sim_charge` is false when the GPU has no room for `bytes`, even after
+ * reclaiming. */
 bool sim_charge(int owner, int gpu, uint64_t bytes);
 void sim_uncharge(int owner, int gpu, uint64_t bytes);
 
