@@ -62,9 +62,16 @@ static void destroy(CUcontext ctx)
 {
     heap_destroy(&ctx->heap);
     host_free_all(ctx);
+    objects_free_all(ctx);
     sim_uncharge(driver_owner(), ctx->gpu, driver_state()->context_bytes);
     count_context(ctx->gpu, -1);
     ctx->alive = false;
+}
+
+void context_end(CUcontext ctx)
+{
+    if (ctx->alive)
+        destroy(ctx);
 }
 
 static CUresult push(CUcontext ctx)
@@ -75,13 +82,8 @@ static CUresult push(CUcontext ctx)
     return CUDA_SUCCESS;
 }
 
-static CUresult create(CUcontext *out, CUdevice dev)
+CUresult context_new(int gpu, CUcontext *out)
 {
-    int gpu = driver_gpu(dev);
-    if (gpu < 0)
-        return CUDA_ERROR_INVALID_DEVICE;
-    if (!out || depth == DEPTH)
-        return CUDA_ERROR_INVALID_VALUE;
     struct CUctx_st *ctx = created;
     while (ctx && ctx->alive)
         ctx = ctx->next;
@@ -94,8 +96,26 @@ static CUresult create(CUcontext *out, CUdevice dev)
     if (rc != CUDA_SUCCESS)
         return rc;
     ctx->serial++;
+    ctx->attached = 0;
     *out = ctx;
-    return push(ctx);
+    return CUDA_SUCCESS;
+}
+
+static CUresult create(CUcontext *out, CUdevice dev)
+{
+    int gpu = driver_gpu(dev);
+    if (gpu < 0)
+        return CUDA_ERROR_INVALID_DEVICE;
+    if (!out || depth == DEPTH)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult rc = context_new(gpu, out);
+    return rc == CUDA_SUCCESS ? push(*out) : rc;
+}
+
+CUresult cuCtxCreate(CUcontext *ctx, unsigned int flags, CUdevice dev)
+{
+    (void)flags;
+    WITH_DRIVER(create(ctx, dev));
 }
 
 CUresult cuCtxCreate_v2(CUcontext *ctx, unsigned int flags, CUdevice dev)
@@ -133,6 +153,38 @@ CUresult cuCtxDestroy_v2(CUcontext ctx)
     WITH_DRIVER(destroy_created(ctx));
 }
 
+CUresult cuCtxDestroy(CUcontext ctx)
+{
+    WITH_DRIVER(destroy_created(ctx));
+}
+
+static CUresult attach(CUcontext *ctx)
+{
+    CUresult rc = context_current(ctx);
+    if (rc == CUDA_SUCCESS)
+        (*ctx)->attached++;
+    return rc;
+}
+
+CUresult cuCtxAttach(CUcontext *ctx, unsigned int flags)
+{
+    (void)flags;
+    WITH_DRIVER(attach(ctx));
+}
+
+static CUresult detach(CUcontext ctx)
+{
+    if (!known(ctx) || !ctx->attached)
+        return destroy_created(ctx);
+    ctx->attached--;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxDetach(CUcontext ctx)
+{
+    WITH_DRIVER(detach(ctx));
+}
+
 static CUresult set_current(CUcontext ctx)
 {
     if (!ctx) {
@@ -163,7 +215,12 @@ CUresult cuCtxPushCurrent_v2(CUcontext ctx)
     WITH_DRIVER(push(ctx));
 }
 
-CUresult cuCtxPopCurrent_v2(CUcontext *ctx)
+CUresult cuCtxPushCurrent(CUcontext ctx)
+{
+    WITH_DRIVER(push(ctx));
+}
+
+static CUresult pop(CUcontext *ctx)
 {
     CUresult rc = driver_ready();
     if (rc != CUDA_SUCCESS)
@@ -174,6 +231,16 @@ CUresult cuCtxPopCurrent_v2(CUcontext *ctx)
     if (ctx)
         *ctx = stack[depth].ctx;
     return CUDA_SUCCESS;
+}
+
+CUresult cuCtxPopCurrent_v2(CUcontext *ctx)
+{
+    return pop(ctx);
+}
+
+CUresult cuCtxPopCurrent(CUcontext *ctx)
+{
+    return pop(ctx);
 }
 
 static CUresult current_device(CUdevice *device)

@@ -74,11 +74,47 @@ struct CUctx_st {
     unsigned serial; /* grows when the structure is used again for another context */
     bool alive, primary;
     unsigned retained; /* of a primary context */
+    unsigned attached; /* of another one: users beyond the first */
     struct heap heap;
     struct CUctx_st *next;
 };
 /* The calling thread's context. */
 CUresult context_current(CUcontext *ctx);
+
+/* A context that is current nowhere: a green context's. */
+CUresult context_new(int gpu, CUcontext *ctx);
+void context_end(CUcontext ctx);
+
+/* What lies behind a handle of its own kind, and costs device memory of its own. */
+enum object_kind { ARRAY, MIPMAPPED, MODULE, LIBRARY, EXTERNAL, BUFFER, GREEN, GRAPH, GRAPH_EXEC, OLD };
+struct object {
+    enum object_kind kind;
+    CUcontext ctx; /* NULL: outlives every context */
+    int gpu;
+    uint64_t charged;
+    CUdeviceptr addr; /* for what is found by its address */
+    void *more;       /* freed with the object */
+    struct object *next;
+};
+/* NULL when the GPU has no room. */
+struct object *object_new(enum object_kind kind, CUcontext ctx, int gpu, uint64_t bytes);
+bool object_is(enum object_kind kind, const void *handle);
+/* False: there is no such object. */
+bool object_free(enum object_kind kind, void *handle);
+bool object_free_at(enum object_kind kind, CUdeviceptr addr);
+void objects_free_all(CUcontext ctx);
+
+/* Blocks that cuMemFree takes although no heap has them; false: not one of these. */
+
+bool external_free(CUdeviceptr addr);
+bool pool_pointer_free(CUdeviceptr addr);
+bool graph_free(CUdeviceptr addr);
+
+/* A handle that costs nothing and ends with cuMemRelease. */
+CUmemGenericAllocationHandle vmm_handle_without_memory(uint64_t bytes);
+bool vmm_known(CUmemGenericAllocationHandle handle);
+/* The size of the block that begins at an address; 0: none does. */
+uint64_t heap_block_bytes(CUdeviceptr addr);
 
 /* Memory that lies in host pages: pinned, registered, managed. */
 enum host_kind { HOST_PINNED, HOST_REGISTERED, HOST_MANAGED };
@@ -88,6 +124,9 @@ void host_free_all(CUcontext ctx);
 
 /* A synchronisation with a GPU is when pools give back what exceeds their threshold. */
 void pools_synchronize(int gpu);
+bool pool_is_known(CUmemoryPool pool);
+/* Another process's pool, under a name of its own. */
+CUmemoryPool pool_for_import(int gpu);
 /* A block of a pool was freed, perhaps the last one of a destroyed pool. */
 void pool_block_freed(CUmemoryPool pool, bool synchronous);
 

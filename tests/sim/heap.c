@@ -218,6 +218,16 @@ struct heap *heap_free(CUdeviceptr addr)
     return region->heap;
 }
 
+uint64_t heap_block_bytes(CUdeviceptr addr)
+{
+    size_t granule = arena_granule(addr);
+    struct region *region = granule == SIZE_MAX ? NULL : region_of[granule];
+    if (!region || (addr - region->base) % region->block_bytes)
+        return 0;
+    uint64_t index = (addr - region->base) / region->block_bytes;
+    return region->live[index / 64] >> (index % 64) & 1 ? region->block_bytes : 0;
+}
+
 void heap_trim(struct heap *heap, uint64_t keep_bytes)
 {
     for (struct region *r = heap->regions; r && heap->reserved > keep_bytes; r = r->next)

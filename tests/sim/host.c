@@ -131,6 +131,12 @@ CUresult cuMemHostRegister_v2(void *ptr, size_t bytes, unsigned int flags)
     WITH_DRIVER(register_block(ptr, bytes));
 }
 
+CUresult cuMemHostRegister(void *ptr, size_t bytes, unsigned int flags)
+{
+    (void)flags;
+    WITH_DRIVER(register_block(ptr, bytes));
+}
+
 CUresult cuMemHostUnregister(void *ptr)
 {
     WITH_DRIVER(host_free(HOST_REGISTERED, ptr) ? CUDA_SUCCESS

@@ -64,7 +64,10 @@ static CUresult free_any(CUdeviceptr ptr)
         return rc;
     struct heap *heap = heap_free(ptr);
     if (!heap)
-        return host_free(HOST_MANAGED, (void *)ptr) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+        return host_free(HOST_MANAGED, (void *)ptr) || graph_free(ptr) || external_free(ptr) ||
+                       pool_pointer_free(ptr)
+                   ? CUDA_SUCCESS
+                   : CUDA_ERROR_INVALID_VALUE;
     if (heap->pool)
         pool_block_freed(heap->pool, true);
     return CUDA_SUCCESS;

@@ -58,6 +58,16 @@ static void drop(CUmemoryPool pool)
     free(pool);
 }
 
+bool pool_is_known(CUmemoryPool pool)
+{
+    return known(pool);
+}
+
+CUmemoryPool pool_for_import(int gpu)
+{
+    return pool_new(gpu);
+}
+
 void pools_synchronize(int gpu)
 {
     for (CUmemoryPool p = pools; p; p = p->next)
@@ -135,7 +145,8 @@ static CUresult free_async(CUdeviceptr ptr)
     rc = context_current(&ctx);
     if (rc == CUDA_SUCCESS) {
         struct heap *heap = heap_free(ptr);
-        rc = heap ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+        bool other = !heap && (graph_free(ptr) || pool_pointer_free(ptr));
+        rc = heap || other ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
         if (heap && heap->pool)
             pool_block_freed(heap->pool, false);
     }

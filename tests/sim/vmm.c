@@ -133,6 +133,16 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
     WITH_DRIVER(create(handle, bytes, prop));
 }
 
+CUmemGenericAllocationHandle vmm_handle_without_memory(uint64_t bytes)
+{
+    return handle_of(memory_new(-1, bytes));
+}
+
+bool vmm_known(CUmemGenericAllocationHandle handle)
+{
+    return find(handle) != NULL;
+}
+
 static CUresult release(CUmemGenericAllocationHandle handle)
 {
     struct memory *memory = find(handle);
@@ -405,4 +415,22 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
                                         CUmemAllocationHandleType type)
 {
     WITH_DRIVER(import(handle, (int)(intptr_t)shareable, type));
+}
+
+/* A file for a range of addresses: of memory that is mapped, or of a block. */
+static CUresult handle_for_range(int *out, CUdeviceptr addr, uint64_t bytes)
+{
+    size_t granule = arena_granule(addr);
+    if (!out || !bytes || granule == SIZE_MAX ||
+        (!map_entry(granule)->memory && !heap_block_bytes(addr)))
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = open("/dev/null", O_RDWR | O_CLOEXEC);
+    return *out < 0 ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
+}
+
+CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr addr, size_t bytes,
+                                       CUmemRangeHandleType type, unsigned long long flags)
+{
+    (void)type, (void)flags;
+    WITH_DRIVER(handle_for_range(handle, addr, bytes));
 }

@@ -6,6 +6,7 @@ from checks import segments  # noqa: F401
 from checks import late  # noqa: F401
 from checks import kill  # noqa: F401
 from checks import vmm  # noqa: F401
+from checks import rows  # noqa: F401
 from checks import steps  # noqa: F401
 from checks import breakdown  # noqa: F401
 from checks import cost  # noqa: F401

@@ -1,4 +1,4 @@
-"""Builds the CUDA programs with nvcc, each once."""
+"""Builds the CUDA programs with nvcc, and those in C against the driver, each once."""
 
 import os
 import shutil
@@ -17,6 +17,11 @@ PROGRAMS = {
     "sites-static": ("sites.cu", "static", "-g"),
     "sites-shared": ("sites.cu", "shared", "-g"),
     "sites-nodebug": ("sites.cu", "shared"),
+}
+
+# Programs that run on the simulated GPU too, in C, against the driver alone.
+DRIVER_PROGRAMS = {
+    "every_row": ("every_row.c", "every_row_objects.c", "every_row_shared.c"),
 }
 
 
@@ -60,6 +65,8 @@ class Builder:
         return self.jobs[name].result(timeout=240)
 
     def _build(self, name):
+        if name in DRIVER_PROGRAMS:
+            return self._build_in_c(name)
         source, cudart, *options = PROGRAMS[name]
         self.target.mkdir(parents=True, exist_ok=True)
         nvcc, output = find_nvcc(), self.target / name
@@ -75,3 +82,21 @@ class Builder:
             if done.returncode == 0:
                 return output
         raise RuntimeError(f"nvcc could not build {source}: {done.stderr[-800:]}")
+
+    def _build_in_c(self, name):
+        """With cc, against the toolkit's headers and the driver's stub."""
+        self.target.mkdir(parents=True, exist_ok=True)
+        root, output = Path(os.path.realpath(find_nvcc())).parent.parent, self.target / name
+        folders = [root, root / "targets" / "x86_64-linux"]
+        command = ["cc", "-std=gnu11", "-O1", "-g", "-DREAL_GPU", "-o", str(output)]
+        for folder in folders:
+            command += ["-isystem", str(folder / "include")]
+        command += [str(self.sources.parent / "programs" / file) for file in DRIVER_PROGRAMS[name]]
+        for folder in folders:
+            command += ["-L", str(folder / "lib64" / "stubs"), "-L", str(folder / "lib" / "stubs")]
+        done = subprocess.run(
+            [*command, "-lcuda"], capture_output=True, text=True, timeout=100, check=False
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"cc could not build {name}: {done.stderr[-800:]}")
+        return output

@@ -56,11 +56,21 @@ const LIBRARIES: &[Library] = &[
             "init.c",
             "device.c",
             "context.c",
+            "green.c",
+            "object.c",
             "heap.c",
             "linear.c",
+            "old.c",
             "pool.c",
+            "poolshare.c",
             "vmm.c",
+            "multicast.c",
+            "array.c",
             "host.c",
+            "ipc.c",
+            "external.c",
+            "graph.c",
+            "module.c",
             "procaddr.c",
             "state.c",
         ],
@@ -87,12 +97,12 @@ const LIBRARIES: &[Library] = &[
     },
 ];
 
-/// A program: its name, its source, and what it is linked with.
+/// A program: its name, its sources, and what it is linked with.
 const PROGRAMS: &[(&str, &str, &[&str])] = &[
     ("burst", "burst.c", &["-l:libcuda.so.1"]),
     ("ctx", "ctx.c", &["-l:libcuda.so.1"]),
     ("dlopen_late", "dlopen_late.c", &["-ldl"]),
-    ("every_row", "every_row.c", &["-l:libcuda.so.1"]),
+    ("every_row", "every_row.c every_row_objects.c every_row_shared.c", &["-l:libcuda.so.1"]),
     ("failed", "failed.c", &["-l:libcuda.so.1"]),
     ("fork_child", "fork_child.c", &["-l:libcuda.so.1"]),
     ("free_other_thread", "free_other_thread.c", &["-l:libcuda.so.1"]),
@@ -225,8 +235,8 @@ impl Compiler {
             self.library(library, &lib_dir)?;
         }
         self.static_runtime(&lib_dir)?;
-        for (name, source, libraries) in PROGRAMS {
-            self.program(&bin_dir.join(name), source, libraries, &lib_dir)?;
+        for (name, sources, libraries) in PROGRAMS {
+            self.program(&bin_dir.join(name), sources, libraries, &lib_dir)?;
         }
         Ok(())
     }
@@ -264,13 +274,14 @@ impl Compiler {
         fs::remove_file(&object).with_context(|| format!("remove {}", object.display()))
     }
 
-    fn program(&self, to: &Path, source: &str, libraries: &[&str], lib_dir: &Path) -> Result<()> {
+    fn program(&self, to: &Path, sources: &str, libraries: &[&str], lib_dir: &Path) -> Result<()> {
         let mut command = self.cc();
         command.args(PROGRAM_FLAGS).args(ARCH_FLAGS).args(["-Werror", "-I"]).arg(&self.sim_dir);
-        command.arg(self.program_dir.join(source)).arg("-o").arg(to);
+        command.args(sources.split(' ').map(|source| self.program_dir.join(source)));
+        command.arg("-o").arg(to);
         command.arg("-L").arg(lib_dir).args(libraries);
         command.arg(format!("-Wl,-rpath-link,{}", lib_dir.display()));
-        run(&mut command).with_context(|| format!("compile {source}"))
+        run(&mut command).with_context(|| format!("compile {sources}"))
     }
 }
 
