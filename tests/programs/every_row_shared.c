@@ -153,6 +153,7 @@ int importer(char **args)
     setvbuf(stdout, NULL, _IOLBF, 0);
     of_text(args[0], &handle);
     of_text(args[2], &data);
+    sleep(1); /* in which an agent that follows it puts its probes in */
     silent("cuInit", cuInit(0));
     told("cuDevicePrimaryCtxRetain", cuDevicePrimaryCtxRetain(&ctx, 0), "ctx", "device", ctx,
          UNKNOWN);
