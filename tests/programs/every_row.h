@@ -49,7 +49,8 @@ int is_simulated(void);
 #define told(api, args, op, level, addr, size) did(api, args, op, level, addr, size, 0)
 #define silent(api, args) did(api, args, "-", "-", 0, UNKNOWN, 0)
 
-/* A call that must fail with `result` and leave `out` as it was. */
+/* A call that must fail; on the simulated GPU with `result`, and `out` left as it was. (Driver 580
+ * writes to it.) */
 #define refused(api, args, result, level, addr, out, size)                                         \
     do {                                                                                           \
         __typeof__(&api) entry_ = (__typeof__(&api))entry(#api);                                   \

@@ -57,8 +57,6 @@ fn called(recorded: &Recorded) -> Vec<EventRow> {
 #[test]
 fn every_function_is_the_event_that_it_is() {
     let Some(device) = machine::gpus().unwrap() else { return };
-    // It starts another process, which has to meet its probes.
-    let device = device.init_ms(200);
     let mut program = Agent::new(&device).start("every_row", &[]).unwrap();
     program.until_ready().unwrap();
     program.step("").unwrap();

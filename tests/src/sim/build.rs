@@ -137,6 +137,7 @@ const PROGRAMS: &[(&str, &str, &[&str])] = &[
     ),
     ("runtime_shared", "runtime.c", &["-l:libcudart.so.12"]),
     ("runtime_static", "runtime.c", &["-l:libcudart_static.a", "-ldl"]),
+    ("share", "share.c", &["-l:libcuda.so.1"]),
     ("smi", "smi.c", &["-l:libnvidia-ml.so.1"]),
     ("threads", "threads.c", &["-l:libcuda.so.1"]),
     ("torch_like", "torch_like.c", &["-l:libc10_cuda.so"]),
