@@ -44,23 +44,23 @@ CUresult cuDeviceGetName(char *name, int len, CUdevice dev)
     return rc;
 }
 
-static CUresult uuid_of(CUuuid *uuid, CUdevice dev)
+/* The older function names the whole GPU, whatever part of it the process has. */
+CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)
+{
+    int gpu;
+    CUresult rc = find(dev, &gpu);
+    if (rc == CUDA_SUCCESS)
+        sim_card_uuid(sim_card(gpu), (unsigned char *)uuid->bytes);
+    return rc;
+}
+
+CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice dev)
 {
     int gpu;
     CUresult rc = find(dev, &gpu);
     if (rc == CUDA_SUCCESS)
         sim_gpu_uuid(gpu, (unsigned char *)uuid->bytes);
     return rc;
-}
-
-CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)
-{
-    return uuid_of(uuid, dev);
-}
-
-CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice dev)
-{
-    return uuid_of(uuid, dev);
 }
 
 CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)

@@ -42,8 +42,9 @@ struct sim_export {
 
 struct sim_state {
     uint32_t magic;
-    uint32_t gpus;
-    uint64_t capacity;      /* bytes of each GPU that programs can have */
+    uint32_t gpus;          /* with MIG, instances: those of a GPU stand together */
+    uint32_t mig;           /* instances of each GPU; 0: no MIG */
+    uint64_t capacity;      /* bytes of each GPU, or instance, that programs can have */
     uint64_t reserved;      /* bytes beyond them that the driver keeps for itself */
     uint64_t context_bytes; /* what a context costs */
     pthread_mutex_t lock;   /* robust: a process may be killed while it holds the lock */
@@ -82,9 +83,15 @@ void sim_export_hold(struct sim_export *shared, int owner);
 /* Drops the owner's hold, and the memory with the last one. Lock held. */
 void sim_export_drop(struct sim_export *shared, int owner);
 
-/* Every GPU has the same identity in libcuda and in NVML. */
+/* Every GPU, and every instance of one, has the same identity in libcuda and in NVML. These take
+ * numbers of the state; `sim_card` is the GPU that an instance is a part of. */
+int sim_card(int gpu);
 void sim_gpu_uuid(int gpu, unsigned char uuid[16]);
-void sim_gpu_uuid_text(int gpu, char text[41]);
+void sim_card_uuid(int card, unsigned char uuid[16]);
+/* `GPU-` or `MIG-` and the UUID. */
+#define SIM_UUID_TEXT 41
+void sim_gpu_uuid_text(int gpu, char text[SIM_UUID_TEXT]);
+void sim_card_uuid_text(int card, char text[SIM_UUID_TEXT]);
 unsigned sim_gpu_bus(int gpu);
 #define SIM_GPU_NAME "vramscope simulated GPU"
 #define SIM_CUDA_VERSION 12090
