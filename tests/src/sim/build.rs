@@ -85,7 +85,11 @@ const LIBRARIES: &[Library] = &[
         // takes one for the other attaches in the wrong place.
         flags: &["-s", "-Wl,-Ttext-segment=0x200000"],
     },
-    Library { soname: "libnvidia-ml.so.1", sources: &["nvml.c", "nvml_memory.c", "nvml_mig.c", "state.c"], flags: &["-s"] },
+    Library {
+        soname: "libnvidia-ml.so.1",
+        sources: &["nvml.c", "nvml_memory.c", "nvml_mig.c", "state.c"],
+        flags: &["-s"],
+    },
     Library {
         soname: "libcudart.so.12",
         sources: &["cudart.c"],

@@ -307,6 +307,97 @@ fn imported_memory_outlives_the_process_that_made_it() {
     assert_eq!(device.smi().unwrap().gpus[1].used_bytes, 0);
 }
 
+/// `share` to its end: NVML's figures at each READY, of GPU 0 and of the two processes.
+fn shared(first: &str) -> (Vec<(u64, Option<u64>, Option<u64>)>, Vec<Vec<truth::Live>>) {
+    let device = device();
+    let (mut share, lines) = ready(&device, "share", &[first]);
+    let pid = |word| truth::line(&lines, word).unwrap()[9..].parse().unwrap();
+    let (exporter, importer) = (pid("EXPORTER"), pid("IMPORTER"));
+    let figures = || {
+        let smi = device.smi().unwrap();
+        let of = |pid| smi.process_bytes(0, pid);
+        (smi.gpus[0].used_bytes, of(exporter), of(importer))
+    };
+    let (mut all, mut live) = (vec![figures()], vec![truth::live(&lines)]);
+    for _ in 0..2 {
+        live.push(truth::live(&share.step("").unwrap()));
+        all.push(figures());
+    }
+    let (_, status) = share.finish().unwrap();
+    assert!(status.success());
+    assert!(eventually(|| device.smi().unwrap().gpus[0].used_bytes == 0));
+    (all, live)
+}
+
+const SHARED: u64 = (6 + 4 + 2) * MIB;
+
+#[test]
+fn what_three_ways_share_outlives_the_exporter() {
+    let (figures, live) = shared("exporter-first");
+    let expected = [
+        (2 * CONTEXT + SHARED, Some(CONTEXT + SHARED), Some(CONTEXT)),
+        (CONTEXT + SHARED, None, Some(CONTEXT)),
+        (CONTEXT, None, Some(CONTEXT)),
+    ];
+    assert_eq!(figures, expected);
+    assert_eq!(live.iter().map(Vec::len).collect::<Vec<_>>(), [6, 3, 0]);
+    assert!(live[1].iter().all(|block| block.level == "imported"));
+}
+
+#[test]
+fn what_three_ways_share_is_the_exporters_alone_after_the_importer() {
+    let (figures, live) = shared("importer-first");
+    let expected = [
+        (2 * CONTEXT + SHARED, Some(CONTEXT + SHARED), Some(CONTEXT)),
+        (CONTEXT + SHARED, Some(CONTEXT + SHARED), None),
+        (CONTEXT, Some(CONTEXT), None),
+    ];
+    assert_eq!(figures, expected);
+    let levels: Vec<_> = live[1].iter().map(|block| block.level.as_str()).collect();
+    assert_eq!(levels, ["device", "device", "pool"]);
+}
+
+#[test]
+fn every_row_says_nothing_is_left_out() {
+    let output = device().program("every_row").arg("straight").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(!said.contains("CALL-SKIPPED"), "{said}");
+}
+
+#[test]
+fn instances_are_parts_of_gpus() {
+    let device = device().memory_mib(6 * 1024).set("SIM_MIG", "3");
+    let instances = |smi: &truth::Smi, gpu: usize| smi.gpus[gpu].instances.clone();
+    let wanted = instances(&device.smi().unwrap(), 1)[2].uuid.clone();
+    assert!(wanted.starts_with("MIG-"), "{wanted}");
+    let mut command = device.program("hold");
+    command.args([(64 * MIB).to_string(), "1".into()]).env("CUDA_VISIBLE_DEVICES", &wanted);
+    let mut hold = Running::start(command).unwrap();
+    hold.until_ready().unwrap();
+    let smi = device.smi().unwrap();
+    let used = CONTEXT + 64 * MIB;
+    let of_instances: Vec<_> = instances(&smi, 1).iter().map(|part| part.used_bytes).collect();
+    assert_eq!(of_instances, [0, 0, used]);
+    assert!(instances(&smi, 1).iter().all(|part| part.total_bytes == 2048 * MIB));
+    assert_eq!((smi.gpus[0].used_bytes, smi.gpus[1].used_bytes), (0, used));
+    assert_eq!(smi.gpus[1].processes, [(hold.pid(), used)]);
+    // An instance is full where the GPU is not.
+    let lines = hold.step(&format!("alloc {}", 3072 * MIB)).unwrap();
+    assert_eq!(truth::made(&lines).unwrap().failed, 1);
+}
+
+#[test]
+fn nvml_names_the_server_of_mps_and_processes_that_are_gone() {
+    let device = device().set("SIM_NVML_MPS", "77").set("SIM_NVML_VANISHED", "88:100");
+    let (hold, _) = ready(&device, "hold", &["67108864", "1"]);
+    let gpu = &device.smi().unwrap().gpus[0];
+    let used = CONTEXT + 64 * MIB;
+    assert_eq!(gpu.processes, [(77, used), (88, 100 * MIB)]);
+    assert_eq!(gpu.mps_processes, [(hold.pid(), used)]);
+    assert_eq!(gpu.used_bytes, used + 100 * MIB);
+}
+
 fn eventually(condition: impl Fn() -> bool) -> bool {
     (0..100).any(|_| condition() || (thread::sleep(Duration::from_millis(20)), false).1)
 }

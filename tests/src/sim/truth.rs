@@ -111,8 +111,7 @@ impl Smi {
                 let of_mps = line.starts_with("MPS ");
                 let list = if of_mps { &mut gpu.mps_processes } else { &mut gpu.processes };
                 list.push((pid, used));
-            } else if let (Some(gpu), Some(instance)) =
-                (smi.gpus.last_mut(), parse_instance(line))
+            } else if let (Some(gpu), Some(instance)) = (smi.gpus.last_mut(), parse_instance(line))
             {
                 gpu.instances.push(instance);
             }
