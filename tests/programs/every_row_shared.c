@@ -132,7 +132,8 @@ void multicast(void)
         return no_multicast("it takes two GPUs");
     if (!gave(cuMulticastCreate, (&object, &prop), "reserve", "virtual", object, 8 * MIB))
         return;
-    int added = silent(cuMulticastAddDevice, (object, 0)) && silent(cuMulticastAddDevice, (object, 1));
+    int added = silent(cuMulticastAddDevice, (object, 0)) &&
+                silent(cuMulticastAddDevice, (object, 1));
     if (added &&
         gave(cuMemCreate, (&memory, 4 * MIB, &of, 0), "alloc", "device", memory, 4 * MIB)) {
         bindings(object, memory);

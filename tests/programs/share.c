@@ -137,7 +137,7 @@ static void let_go(const struct held *held, int is_importer)
     MUST(cuMemPoolDestroy(held->pool));
 }
 
-/* One of the two: tells `above` of each step that is done, and hears from it when to do the next. */
+/* One of the two: tells `above` of each step that is done, and hears when to do the next. */
 static void take_part(int above, int peer, int is_importer)
 {
     char order;

@@ -63,7 +63,7 @@ static CUdeviceptr create_and_send(void)
 {
     CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                 .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-                                .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device};
+                                .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device}};
     CUmemGenericAllocationHandle handle;
     int fd;
     MUST(cuMemCreate(&handle, BYTES, &prop, 0));

@@ -1,5 +1,5 @@
-/* Checkpoints of processes, by whoever asks: what a process has of each GPU is moved to the host and
- * back. Meanwhile its own calls that take or give memory wait. */
+/* Checkpoints of processes, by whoever asks: what a process has of each GPU is moved to the host
+ * and back. Meanwhile its own calls that take or give memory wait. */
 #include "driver.h"
 
 static struct sim_owner *owner_of(int pid)

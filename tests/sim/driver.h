@@ -84,7 +84,7 @@ int export_new(int gpu, uint64_t bytes); /* charged to this process, and used by
 int export_use(uint64_t id);
 void export_unuse(int export);
 struct sim_export *export_at(int export);
-/* A descriptor that keeps the memory while it is open anywhere, and names it; -1: none to be had. */
+/* A descriptor that names the memory, and keeps it while it is open anywhere; -1: none. */
 int export_open_file(int export);
 uint64_t export_id_of_file(int fd); /* 0: it names none */
 
@@ -139,7 +139,8 @@ struct object {
 struct object *object_new(enum object_kind kind, CUcontext ctx, int gpu, uint64_t bytes);
 /* NULL: there is no such object. */
 struct object *object_of(enum object_kind kind, const void *handle);
-struct object *object_at(enum object_kind kind, CUcontext ctx, CUdeviceptr addr); /* ctx NULL: any */
+/* The same by `addr`, of this context; of any one where it is NULL. */
+struct object *object_at(enum object_kind kind, CUcontext ctx, CUdeviceptr addr);
 void object_free(struct object *object);
 CUresult object_destroy(enum object_kind kind, const void *handle);
 void objects_free_all(CUcontext ctx);

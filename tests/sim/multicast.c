@@ -1,5 +1,5 @@
-/* Objects that several GPUs share: address space behind a handle that cuMemRelease ends. Memory that
- * is bound to one stays until it is unbound, or until the object goes. */
+/* Objects that several GPUs share: address space behind a handle that cuMemRelease ends. Memory
+ * that is bound to one stays until it is unbound, or until the object goes. */
 #include "driver.h"
 
 #include <stdlib.h>

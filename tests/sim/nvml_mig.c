@@ -1,5 +1,5 @@
-/* The simulated libnvidia-ml: instances of GPUs (MIG). SIM_MIG=N divides every GPU into N equal ones
- * when the state is made. */
+/* The simulated libnvidia-ml: instances of GPUs (MIG). SIM_MIG=N divides every GPU into N equal
+ * ones when the state is made. */
 #include "nvml_sim.h"
 
 nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current,

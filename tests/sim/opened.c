@@ -1,4 +1,5 @@
-/* Blocks of other processes that this one has opened: an address, a hold on the memory, no charge. */
+/* Blocks of other processes that this one has opened: an address, a hold on the memory, and no
+ * charge. */
 #include "opened.h"
 
 #include <stdlib.h>

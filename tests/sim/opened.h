@@ -1,4 +1,4 @@
-/* What one process tells another one of a block: the bytes of an IPC handle or of a pool pointer. */
+/* What one process tells another of a block: the bytes of an IPC handle or of a pool pointer. */
 #ifndef SIM_OPENED_H
 #define SIM_OPENED_H
 

@@ -111,6 +111,7 @@ const LIBRARIES: &[Library] = &[
 /// A program: its name, its sources, and what it is linked with.
 const PROGRAMS: &[(&str, &str, &[&str])] = &[
     ("burst", "burst.c", &["-l:libcuda.so.1"]),
+    ("costs", "costs.c", &["-l:libcuda.so.1"]),
     ("ctx", "ctx.c", &["-l:libcuda.so.1"]),
     ("dlopen_late", "dlopen_late.c", &["-ldl"]),
     (

@@ -358,6 +358,43 @@ fn what_three_ways_share_is_the_exporters_alone_after_the_importer() {
 }
 
 #[test]
+fn each_kind_of_thing_takes_what_it_says() {
+    let device = device();
+    let (mut costs, mut lines) = ready(&device, "costs", &[]);
+    let mut steps = 0;
+    while let Some(step) = truth::line(&lines, "STEP") {
+        let bytes: u64 = truth::field(step, "bytes").unwrap();
+        let charged = device.smi().unwrap().process_bytes(0, costs.pid());
+        assert_eq!(charged, Some(CONTEXT + bytes), "{step}");
+        // What an open descriptor keeps is the GPU's, and no process's.
+        let kept = if step.contains("range-freed") { 4 * MIB } else { 0 };
+        assert_eq!(device.smi().unwrap().gpus[0].used_bytes, CONTEXT + bytes + kept, "{step}");
+        steps += 1;
+        if step.contains("range-closed") {
+            break;
+        }
+        lines = costs.step("").unwrap();
+    }
+    assert_eq!(steps, 20);
+    assert!(costs.finish().unwrap().1.success());
+}
+
+#[test]
+fn a_checkpoint_takes_a_process_off_its_gpu_and_back() {
+    let device = device();
+    let (mut hold, _) = ready(&device, "hold", &["67108864", "2"]);
+    let pid = hold.pid().to_string();
+    let (mut costs, _) = ready(&device, "costs", &["checkpoint", &pid]);
+    let gpu = |device: &SimDevice| device.smi().unwrap().gpus[0].clone();
+    assert_eq!(gpu(&device).used_bytes, 0);
+    costs.step("").unwrap();
+    let used = CONTEXT + 128 * MIB;
+    assert_eq!(gpu(&device).processes, [(hold.pid(), used)]);
+    hold.step("free").unwrap();
+    assert_eq!(gpu(&device).used_bytes, used - 64 * MIB);
+}
+
+#[test]
 fn every_row_says_nothing_is_left_out() {
     let output = device().program("every_row").arg("straight").output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
