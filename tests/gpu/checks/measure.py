@@ -110,3 +110,26 @@ def pinned(context, outcome):
 @check("measure-pool", "what NVML charges for a stream-ordered pool", 60, ["measure"])
 def pool(context, outcome):
     act(context, outcome, "pool")
+
+
+def until_ready(program, pids):
+    """Reads up to the next READY; notes the processes that the program names."""
+    while (line := program.next_line(STEP_S)) != "READY":
+        if line is None:
+            ended = f"{program.name} ended with {program.poll()}"
+            raise RuntimeError(f"{ended}: {program.error[-400:]}")
+        if found := re.fullmatch(r"(EXPORTER|IMPORTER) (\d+)", line):
+            pids[found[1].lower()] = int(found[2])
+
+
+@check("measure-share", "what is left of shared memory when one process ends", 60, ["share"])
+def share(context, outcome):
+    for order in ("exporter-first", "importer-first"):
+        program = context.start(outcome, [context.built("share"), order], stdin=True)
+        stepper = Stepper(context, outcome, f"share {order}", program, "starter")
+        stepper.pids = {}
+        for step in ("both hold it", "one has ended", "the other let go"):
+            until_ready(program, stepper.pids)
+            stepper.read(step)
+            program.say()
+        program.wait(STEP_S)
