@@ -56,6 +56,7 @@ static void begin(void)
 {
     CUcontext ctx;
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* nobody stays behind */
+    sleep(1); /* in which an agent that follows it puts its probes in */
     MUST(cuInit(0));
     MUST(cuDevicePrimaryCtxRetain(&ctx, 0));
     MUST(cuCtxSetCurrent(ctx));

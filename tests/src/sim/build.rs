@@ -140,6 +140,7 @@ const PROGRAMS: &[(&str, &str, &[&str])] = &[
         "native_stacks.c",
         &["-l:libcuda.so.1", "-ldl", "-O2", "-fomit-frame-pointer", "-s", "-rdynamic"],
     ),
+    ("proc_address", "proc_address.c", &["-Wl,--no-as-needed", "-l:libcuda.so.1", "-ldl"]),
     ("runtime_shared", "runtime.c", &["-l:libcudart.so.12"]),
     ("runtime_static", "runtime.c", &["-l:libcudart_static.a", "-ldl"]),
     ("share", "share.c", &["-l:libcuda.so.1"]),

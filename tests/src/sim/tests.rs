@@ -358,6 +358,40 @@ fn what_three_ways_share_is_the_exporters_alone_after_the_importer() {
 }
 
 #[test]
+fn every_export_is_given_out_from_its_version_on() {
+    let exported = exports(&sim().lib_dir.join("libcuda.so.1"));
+    let names: Vec<_> = exported.iter().map(|(name, ..)| name.as_str()).collect();
+    let output = device().program("proc_address").args(&names).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let since = |name: &str| {
+        let line = said.lines().find(|line| line.starts_with(&format!("SINCE {name} ")));
+        truth::field::<u32>(line.unwrap(), "version").unwrap()
+    };
+    let never: Vec<_> = names.iter().filter(|name| since(name) == 0).collect();
+    assert!(never.is_empty(), "{never:?}");
+    let of_families = [
+        ("cuMemAlloc", 2000),
+        ("cuMemAlloc_v2", 3020),
+        ("cuIpcOpenMemHandle", 4010),
+        ("cuIpcOpenMemHandle_v2", 11000),
+        ("cuMemHostRegister_v2", 6050),
+        ("cuArray3DCreate_v2", 3020),
+        ("cuGraphAddNode", 12020),
+        ("cuGraphAddNode_v2", 12030),
+        ("cuGraphAddNode_v3", 13040),
+        ("cuGraphInstantiateWithParams_ptsz", 12000),
+        ("cuMulticastBindMem", 12010),
+        ("cuMulticastBindMem_v2", 13010),
+        ("cuMemGetMemPool", 13000),
+        ("cuGreenCtxCreate", 12040),
+        ("cuCheckpointProcessCheckpoint", 12080),
+    ];
+    for (name, version) in of_families {
+        assert_eq!(since(name), version, "{name}");
+    }
+}
+
+#[test]
 fn each_kind_of_thing_takes_what_it_says() {
     let device = device();
     let (mut costs, mut lines) = ready(&device, "costs", &[]);
