@@ -177,6 +177,7 @@ pub(crate) fn write(dir: &std::path::Path, events: i64, options: Options) -> Res
 
 fn checkpoint(writer: &mut Writer, ranks: &[Rank], job: &Job) {
     let live = ranks.iter().flat_map(|rank| &rank.live).map(|alloc| LiveRow {
+        estimated: Some(false),
         ts_ns: job.now_ns,
         seq: job.seq,
         proc_id: alloc.proc_id,
