@@ -1,6 +1,10 @@
 //! Rows and runs for tests.
 
-use std::{ops::RangeBounds, path::Path, sync::Arc};
+use std::{
+    ops::RangeBounds,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use arrow::array::{
     ArrayRef, BooleanArray, Int32Array, Int64Array, Int64Builder, ListBuilder, RecordBatch,
@@ -115,5 +119,28 @@ impl Random {
     pub(crate) fn rows<R: Row>(&mut self, rows: usize) -> Vec<R> {
         let batch = self.batch(R::TABLE, rows);
         BatchRows::new(&batch, "random".as_ref()).unwrap().collect()
+    }
+}
+
+/// A file system of a few MiB, mounted for the test.
+pub(crate) struct Tmpfs(PathBuf);
+
+impl Tmpfs {
+    pub(crate) fn mount(path: &Path, bytes: usize) -> Option<Self> {
+        let options = std::ffi::CString::new(format!("size={bytes}")).unwrap();
+        let flags = rustix::mount::MountFlags::empty();
+        match rustix::mount::mount("tmpfs", path, "tmpfs", flags, options.as_c_str()) {
+            Ok(()) => Some(Self(path.to_owned())),
+            Err(e) => {
+                println!("skipped: mounting a tmpfs needs root ({e})");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH).unwrap();
     }
 }

@@ -15,7 +15,7 @@ use std::{
 
 use arrow::array::RecordBatch;
 
-pub(crate) use self::scan::scan_sealed;
+pub(crate) use self::scan::{checkpoints, footer, list_sealed, scan_sealed};
 pub use self::{
     decode::BatchRows,
     gaps::Gap,
@@ -42,8 +42,6 @@ pub struct Checkpoint {
     pub run: Run8,
     /// The live set is the one after this event.
     pub seq: i64,
-    /// Allocations in it.
-    pub rows: u64,
     /// The file that holds it.
     pub path: PathBuf,
 }
@@ -148,9 +146,9 @@ impl Log {
     pub fn checkpoints(&self) -> Vec<Checkpoint> {
         let mut checkpoints: Vec<Checkpoint> = self
             .of_table(Some(LiveRow::INDEX))
-            .filter_map(|part| {
-                let (run, seq) = (part.name.run, part.checkpoint?);
-                Some(Checkpoint { run, seq, rows: part.rows, path: part.path.clone() })
+            .flat_map(|part| {
+                let seqs = part.checkpoints.iter();
+                seqs.map(|&seq| Checkpoint { run: part.name.run, seq, path: part.path.clone() })
             })
             .collect();
         checkpoints.sort_by_key(|checkpoint| (checkpoint.run, checkpoint.seq));
@@ -162,8 +160,12 @@ impl Log {
         &'a self,
         checkpoint: &'a Checkpoint,
     ) -> impl Iterator<Item = Result<LiveRow>> + 'a {
-        let parts = self.of_table(Some(LiveRow::INDEX));
-        rows_of(parts.filter(|part| part.path == checkpoint.path), BATCH_ROWS)
+        let part = self.of_table(Some(LiveRow::INDEX)).find(|part| part.path == checkpoint.path);
+        let several = part.is_some_and(|part| part.checkpoints.len() > 1);
+        let rows = rows_of::<LiveRow>(part, BATCH_ROWS);
+        rows.filter(move |row| {
+            !several || row.as_ref().map_or(true, |row| row.seq == checkpoint.seq)
+        })
     }
 }
 

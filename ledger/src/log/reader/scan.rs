@@ -1,7 +1,7 @@
 //! Finding the files of a log, and telling what is not one.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     fs::File,
     io::Read,
     os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt},
@@ -78,8 +78,8 @@ pub(super) struct Part {
     pub(super) rows: u64,
     /// First and last `seq`, where the table has one and the file says it.
     pub(super) seqs: Option<(i64, i64)>,
-    /// `seq` of the checkpoint that the file holds.
-    pub(super) checkpoint: Option<i64>,
+    /// `seq` of each checkpoint that the file holds, rising.
+    pub(super) checkpoints: Vec<i64>,
 }
 
 /// What a directory holds.
@@ -121,7 +121,7 @@ impl Found {
 
     fn journals(&mut self, dir: &Path) -> Vec<Part> {
         let dir = dir.join(Area::Journal.as_str());
-        let names = list(&dir).unwrap_or_default();
+        let names = self.list(&dir);
         names.iter().filter_map(|name| self.journal(&dir, name)).collect()
     }
 
@@ -137,7 +137,7 @@ impl Found {
             Ok(journal) => {
                 let rows = journal.rows;
                 let source = Source::Journal(journal);
-                Some(Part { name, path, source, rows, seqs: None, checkpoint: None })
+                Some(Part { name, path, source, rows, seqs: None, checkpoints: Vec::new() })
             }
             // Sealed between listing and opening.
             Err(e) if e.is_not_found() => None,
@@ -161,29 +161,76 @@ impl Found {
         self.parts.insert(part.name, part);
     }
 
+    /// Adds the files of a table. Where some vanish between listing and opening, they were deleted,
+    /// or merged into others: then the table is listed again.
     fn add_table(&mut self, table: usize, dir: &Path) {
-        for path in files_below(dir) {
-            let file_name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            match FileName::parse(file_name, PARQUET).filter(|name| name.table == table) {
-                Some(name) => self.add_sealed(name, &path),
-                None => self.foreign(&path),
+        for last in [false, false, true] {
+            let mut found = Self::default();
+            let gone = found.look_through(table, dir);
+            if last || gone == 0 {
+                return self.absorb(found);
             }
         }
     }
 
-    fn add_sealed(&mut self, name: FileName, path: &Path) {
-        match sealed_part(name, path) {
-            Ok(part) if !self.parts.contains_key(&name) => {
-                self.parts.insert(name, part);
+    /// Adds the files of a table; how many were gone before they could be opened.
+    fn look_through(&mut self, table: usize, dir: &Path) -> usize {
+        let mut gone = 0;
+        for path in self.files_below(dir) {
+            let file_name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            match FileName::parse(file_name, PARQUET).filter(|name| name.table == table) {
+                Some(name) => match sealed_part(name, &path) {
+                    Ok(part) => self.add_part(part),
+                    Err(Some(problem)) => self.problems.push(problem),
+                    Err(None) => gone += 1,
+                },
+                None => self.foreign(&path),
             }
-            Ok(_) => {
-                let message = "the same file of the same run was read from another place";
-                self.problems.push(Problem::new(path, ProblemKind::Duplicate, message));
-            }
-            Err(Some(problem)) => self.problems.push(problem),
-            // Deleted between listing and opening.
-            Err(None) => {}
         }
+        gone
+    }
+
+    fn absorb(&mut self, found: Self) {
+        found.parts.into_values().for_each(|part| self.add_part(part));
+        self.problems.extend(found.problems);
+    }
+
+    fn add_part(&mut self, part: Part) {
+        match self.parts.entry(part.name) {
+            Entry::Vacant(entry) => {
+                entry.insert(part);
+            }
+            Entry::Occupied(_) => {
+                let message = "the same file of the same run was read from another place";
+                self.problems.push(Problem::new(&part.path, ProblemKind::Duplicate, message));
+            }
+        }
+    }
+
+    /// Names in a directory, sorted; none where there is no such directory. One that cannot be
+    /// listed is a problem: what lies in it is not known.
+    fn list(&mut self, dir: &Path) -> Vec<String> {
+        list(dir).unwrap_or_else(|e| {
+            if !e.is_not_found() {
+                self.problems.push(Problem::unreadable(dir, &e));
+            }
+            Vec::new()
+        })
+    }
+
+    /// Whatever lies in a table's directory and in its `date=` directories, but no directories.
+    fn files_below(&mut self, dir: &Path) -> Vec<PathBuf> {
+        let mut files = Vec::new();
+        for name in self.list(dir) {
+            let path = dir.join(&name);
+            let is_dir = std::fs::symlink_metadata(&path).is_ok_and(|meta| meta.is_dir());
+            if is_dir {
+                files.extend(self.list(&path).into_iter().map(|name| path.join(name)));
+            } else {
+                files.push(path);
+            }
+        }
+        files
     }
 
     fn foreign(&mut self, path: &Path) {
@@ -204,21 +251,6 @@ fn list(dir: &Path) -> Result<Vec<String>> {
         entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
     names.sort_unstable();
     Ok(names)
-}
-
-/// Whatever lies in a table's directory and in its `date=` directories, but no directories.
-fn files_below(dir: &Path) -> Vec<PathBuf> {
-    let mut files = Vec::new();
-    for name in list(dir).unwrap_or_default() {
-        let path = dir.join(&name);
-        let is_dir = std::fs::symlink_metadata(&path).is_ok_and(|meta| meta.is_dir());
-        if is_dir {
-            files.extend(list(&path).unwrap_or_default().into_iter().map(|name| path.join(name)));
-        } else {
-            files.push(path);
-        }
-    }
-    files
 }
 
 /// Opens a file for reading; never a symbolic link, and never waiting for a pipe.
@@ -251,9 +283,17 @@ fn sealed_part(name: FileName, path: &Path) -> Result<Part, Option<Problem>> {
     check_metadata(name, path, footer.metadata()).map_err(Some)?;
     let metadata = footer.metadata();
     let rows = metadata.file_metadata().num_rows().max(0) as u64;
-    let checkpoint = value(metadata, CHECKPOINT_SEQ).and_then(|seq| seq.parse().ok());
     let (path, seqs) = (path.to_owned(), seqs(metadata));
-    Ok(Part { name, path, source: Source::Sealed, rows, seqs, checkpoint })
+    let checkpoints = checkpoints(metadata);
+    Ok(Part { name, path, source: Source::Sealed, rows, seqs, checkpoints })
+}
+
+/// The `seq` of each checkpoint that a file says it holds.
+pub(crate) fn checkpoints(metadata: &ParquetMetaData) -> Vec<i64> {
+    let seqs = value(metadata, CHECKPOINT_SEQ).unwrap_or_default().split(',');
+    let mut seqs: Vec<i64> = seqs.filter_map(|seq| seq.parse().ok()).collect();
+    seqs.sort_unstable();
+    seqs
 }
 
 fn ends_as_parquet(file: &File) -> bool {
@@ -266,7 +306,7 @@ fn ends_as_parquet(file: &File) -> bool {
         && (head, tail) == (*b"PAR1", *b"PAR1")
 }
 
-pub(super) fn footer(file: &File, path: &Path) -> Result<ArrowReaderMetadata> {
+pub(crate) fn footer(file: &File, path: &Path) -> Result<ArrowReaderMetadata> {
     guard(path, || {
         ArrowReaderMetadata::load(file, ArrowReaderOptions::new())
             .map_err(|e| LogError::parquet("read footer of", path, e))
@@ -315,13 +355,27 @@ fn seqs(metadata: &ParquetMetaData) -> Option<(i64, i64)> {
     })?
 }
 
-/// The sealed files of a directory with their sizes and ages, unreadable ones left out.
-pub(crate) fn scan_sealed(dir: &Path) -> Vec<Sealed> {
+/// The sealed files of a directory, and what lies among them that is none.
+fn sealed_files(dir: &Path) -> Found {
     let mut found = Found::default();
     for (index, table) in TABLES.iter().enumerate() {
         found.add_table(index, &dir.join(table.name));
     }
-    found.parts.values().filter_map(|part| with_size(dir, part)).collect()
+    found
+}
+
+/// The sealed files of a directory with their sizes and ages, unreadable ones left out.
+pub(crate) fn scan_sealed(dir: &Path) -> Vec<Sealed> {
+    sealed_files(dir).parts.values().filter_map(|part| with_size(dir, part)).collect()
+}
+
+/// Names and paths of the sealed files of a directory, in the order of [`FileName`], and what lies
+/// among them that cannot be read or is none.
+pub(crate) fn list_sealed(dir: &Path) -> (Vec<(FileName, PathBuf)>, Vec<Problem>) {
+    let found = sealed_files(dir);
+    let mut files: Vec<_> = found.parts.into_values().map(|part| (part.name, part.path)).collect();
+    files.sort_unstable();
+    (files, found.problems)
 }
 
 fn with_size(dir: &Path, part: &Part) -> Option<Sealed> {
@@ -331,6 +385,6 @@ fn with_size(dir: &Path, part: &Part) -> Option<Sealed> {
         relative: part.path.strip_prefix(dir).ok()?.to_owned(),
         bytes: meta.len(),
         since_ns: meta.mtime().saturating_mul(1_000_000_000).saturating_add(meta.mtime_nsec()),
-        first_seq: part.checkpoint.or(part.seqs.map(|(first, _)| first)),
+        first_seq: part.checkpoints.last().copied().or(part.seqs.map(|(first, _)| first)),
     })
 }
