@@ -8,6 +8,7 @@
 
 mod build;
 mod cell;
+mod check;
 mod compact;
 mod dir;
 mod error;
@@ -25,6 +26,7 @@ mod writer;
 
 pub use build::{BatchBuilder, ColumnBuilder};
 pub use cell::{Cell, Field};
+pub use check::Checked;
 pub use compact::{Compacted, Compaction, Merged, TARGET_BYTES, compact};
 pub use error::LogError;
 pub use manifest::{ClockAnchor, Manifest, RunInfo, SCHEMA_VERSION};

@@ -11,6 +11,11 @@ use arrow::array::{
     StringArray, TimestampMicrosecondArray,
 };
 
+use parquet::{
+    arrow::{ArrowWriter, arrow_reader::ParquetRecordBatchReaderBuilder},
+    file::properties::WriterProperties,
+};
+
 use super::{BatchRows, ColumnType, Options, Row, Table, Writer, manifest::tests::info};
 use crate::rows::EventRow;
 
@@ -120,6 +125,23 @@ impl Random {
         let batch = self.batch(R::TABLE, rows);
         BatchRows::new(&batch, "random".as_ref()).unwrap().collect()
     }
+}
+
+/// Replaces the batches of a sealed file; what the file says of itself stays.
+pub(crate) fn rewrite(path: &Path, change: impl Fn(&RecordBatch) -> RecordBatch) {
+    let file = std::fs::File::open(path).unwrap();
+    let reader = ParquetRecordBatchReaderBuilder::try_new(file).unwrap();
+    let pairs = reader.metadata().file_metadata().key_value_metadata().cloned().unwrap();
+    let pairs = pairs.into_iter().filter(|pair| pair.key.starts_with("vramscope.")).collect();
+    let schema = Arc::clone(reader.schema());
+    let batches: Vec<RecordBatch> = reader.build().unwrap().map(Result::unwrap).collect();
+    let batches = if batches.is_empty() { vec![RecordBatch::new_empty(schema)] } else { batches };
+    let batches: Vec<RecordBatch> = batches.iter().map(change).collect();
+    let properties = WriterProperties::builder().set_key_value_metadata(Some(pairs)).build();
+    let file = std::fs::File::create(path).unwrap();
+    let mut writer = ArrowWriter::try_new(file, batches[0].schema(), Some(properties)).unwrap();
+    batches.iter().for_each(|batch| writer.write(batch).unwrap());
+    writer.close().unwrap();
 }
 
 /// A file system of a few MiB, mounted for the test.

@@ -63,7 +63,8 @@ pub struct Merged {
 }
 
 impl Merged {
-    fn add(&mut self, other: Self) {
+    /// Adds the figures of another.
+    pub fn add(&mut self, other: Self) {
         self.files_before += other.files_before;
         self.files_after += other.files_after;
         self.bytes_before += other.bytes_before;

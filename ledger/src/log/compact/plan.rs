@@ -7,12 +7,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use arrow::datatypes::Schema;
 use rustix::fs::{self, OFlags, Stat};
 
 use super::{Compaction, Merged, swap::Place};
 use crate::log::{
     TABLES, Table,
+    check::{Difference, differences},
     dir::{Area, LogDir},
     error::{LogError, Result, chain},
     name::{self, ARROWS, FileName, PARQUET, Run8},
@@ -262,7 +262,12 @@ fn inspect(dir: &LogDir, name: FileName, path: &Path) -> Result<(String, Input)>
     let file = open(&place, &place.open()?, &name.with(PARQUET))?;
     let stat = fs::fstat(&file).map_err(|e| LogError::io("look at", path, e))?;
     let footer = footer(&file, path)?;
-    check_columns(table, footer.schema()).map_err(|problem| LogError::content(path, problem))?;
+    // A merged file has this version's columns: one that has others would lose them.
+    let differences = differences(table, footer.schema());
+    let in_the_way = |difference: &&Difference| !matches!(difference, Difference::Older(_));
+    if let Some(difference) = differences.iter().find(in_the_way) {
+        return Err(LogError::content(path, difference.to_string()));
+    }
     let metadata = footer.metadata();
     let rows = metadata.file_metadata().num_rows().max(0) as u64;
     let input = Input { name, stat, rows, checkpoints: checkpoints(metadata) };
@@ -275,36 +280,4 @@ pub(super) fn open(place: &Place<'_>, day: &OwnedFd, file_name: &str) -> Result<
     fs::openat(day, file_name, flags, fs::Mode::empty())
         .map(File::from)
         .map_err(|e| LogError::io("open", &place.path(file_name), e))
-}
-
-/// A merged file has this version's columns: one that has others would lose them.
-fn check_columns(table: &Table, schema: &Schema) -> Result<(), String> {
-    let ours = table.arrow_schema();
-    for field in schema.fields() {
-        match ours.field_with_name(field.name()) {
-            Ok(known) if known.data_type() == field.data_type() => {}
-            Ok(known) => {
-                return Err(format!(
-                    "column {} is {}, not {}; was the file written by vramscope?",
-                    field.name(),
-                    field.data_type(),
-                    known.data_type()
-                ));
-            }
-            Err(_) => {
-                return Err(format!(
-                    "it has a column {} that this vramscope does not know: use a newer one",
-                    field.name()
-                ));
-            }
-        }
-    }
-    let missing = ours
-        .fields()
-        .iter()
-        .find(|field| !field.is_nullable() && schema.field_with_name(field.name()).is_err());
-    match missing {
-        Some(field) => Err(format!("it has no column {}", field.name())),
-        None => Ok(()),
-    }
 }

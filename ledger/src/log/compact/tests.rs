@@ -2,8 +2,10 @@ use std::{
     collections::BTreeMap,
     fs,
     os::unix::fs::{MetadataExt, PermissionsExt, symlink},
+    sync::Arc,
 };
 
+use arrow::array::RecordBatch;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use proptest::prelude::*;
 
@@ -290,6 +292,43 @@ fn rows_left(dir: &Path) -> Vec<i64> {
     let mut seqs: Vec<i64> = log.rows::<EventRow>().flatten().map(|row| row.seq).collect();
     seqs.sort_unstable();
     seqs
+}
+
+#[test]
+fn a_file_with_columns_that_are_not_known_is_left_so_that_none_is_lost() {
+    let temp = tempfile::tempdir().unwrap();
+    let run = run_of(temp.path(), "host-a");
+    let day = temp.path().join("events/date=2026-11-30");
+    let newer = day.join(format!("events-{run}-000004.parquet"));
+    rewrite(&newer, |batch| {
+        let column = Arc::clone(batch.column_by_name("seq").unwrap());
+        let schema = batch.schema();
+        let columns = schema.fields().iter().map(|field| field.name().clone());
+        let columns = columns.zip(batch.columns().iter().cloned()).chain([("new".into(), column)]);
+        RecordBatch::try_from_iter(columns).unwrap()
+    });
+    // An older one gets what it does not have: NULL.
+    let older = day.join(format!("events-{run}-000007.parquet"));
+    rewrite(&older, |batch| {
+        let at = batch.schema().index_of("gpu_uuid").unwrap();
+        let others: Vec<usize> = (0..batch.num_columns()).filter(|&column| column != at).collect();
+        batch.project(&others).unwrap()
+    });
+    let before = rows(temp.path());
+    let bytes = fs::read(&newer).unwrap();
+    let compacted = compact(temp.path(), everywhere()).unwrap();
+    let [(path, why)] = &compacted.left[..] else { panic!("{:?}", compacted.left) };
+    assert!(newer.ends_with(path) && why.contains("column new"), "{why}");
+    assert_eq!(fs::read(&newer).unwrap(), bytes);
+    // What lies before it and what lies after it are not mixed.
+    assert_eq!(
+        (compacted.tables["events"].files_before, compacted.tables["events"].files_after),
+        (9, 2)
+    );
+    assert_eq!(rows(temp.path()), before);
+    let log = Log::open(&[temp.path().to_owned()]).unwrap();
+    let seqs = log.rows::<EventRow>().map(|row| row.unwrap().seq);
+    assert!(seqs.eq(1..=100));
 }
 
 #[test]

@@ -45,7 +45,8 @@ fn ranges(parts: &[&Part]) -> Option<Vec<(i64, i64, u64)>> {
 
 /// Whether no file misses a number or shares one with another.
 fn is_gapless_inside(ranges: &[(i64, i64, u64)]) -> bool {
-    let full = ranges.iter().all(|&(first, last, rows)| last.abs_diff(first).saturating_add(1) == rows);
+    let full =
+        ranges.iter().all(|&(first, last, rows)| last.abs_diff(first).saturating_add(1) == rows);
     let apart = ranges.windows(2).all(|pair| matches!(pair, [a, b] if a.1 < b.0));
     full && apart
 }

@@ -13,7 +13,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use arrow::array::RecordBatch;
+use arrow::{array::RecordBatch, datatypes::SchemaRef};
 
 pub(crate) use self::scan::{checkpoints, footer, list_sealed, scan_sealed};
 pub use self::{
@@ -28,7 +28,7 @@ use self::{
     scan::{Found, Part},
 };
 use super::{
-    Manifest, Row,
+    Manifest, Row, TABLES, Table,
     error::{LogError, Result},
     name::Run8,
     table_index,
@@ -114,6 +114,16 @@ impl Log {
             let batches = batches.into_iter().flatten();
             let batches = batches.map(|batch| batch.map(|batch| (part.path.as_path(), batch)));
             error.into_iter().chain(batches)
+        })
+    }
+
+    /// The columns of each file, as it says them.
+    pub(super) fn schemas(
+        &self,
+    ) -> impl Iterator<Item = (&Path, &'static Table, Result<SchemaRef>)> + '_ {
+        self.parts.iter().filter_map(|part| {
+            let table = *TABLES.get(part.name.table)?;
+            Some((part.path.as_path(), table, part.schema(table)))
         })
     }
 

@@ -13,15 +13,18 @@ use parquet::{
     file::{metadata::ParquetMetaData, statistics::Statistics},
 };
 
-use crate::log::{
-    TABLES,
-    dir::Area,
-    error::{LogError, Result, chain, guard},
-    journal::JournalFile,
-    manifest::{Manifest, SCHEMA_VERSION},
-    name::{ARROWS, FileName, PARQUET},
-    seal::CHECKPOINT_SEQ,
-    writer::table::Sealed,
+use crate::{
+    log::{
+        Row, TABLES,
+        dir::Area,
+        error::{LogError, Result, chain, guard},
+        journal::JournalFile,
+        manifest::{Manifest, SCHEMA_VERSION},
+        name::{ARROWS, FileName, PARQUET},
+        seal::CHECKPOINT_SEQ,
+        writer::table::Sealed,
+    },
+    rows::EventRow,
 };
 
 /// Why a file was left out, or read only in part.
@@ -50,15 +53,23 @@ pub struct Problem {
     pub kind: ProblemKind,
     /// In words.
     pub message: String,
+    /// The table of which rows are missing, or may be.
+    pub misses: Option<&'static str>,
 }
 
 impl Problem {
     pub(super) fn new(path: &Path, kind: ProblemKind, message: impl Into<String>) -> Self {
-        Self { path: path.to_owned(), kind, message: message.into() }
+        Self { path: path.to_owned(), kind, message: message.into(), misses: None }
     }
 
     fn unreadable(path: &Path, error: &LogError) -> Self {
         Self::new(path, ProblemKind::Unreadable, chain(error))
+    }
+
+    /// The same, said of a file or directory of a table (by its position in [`TABLES`]).
+    fn of_table(mut self, table: usize) -> Self {
+        self.misses = TABLES.get(table).map(|table| table.name);
+        self
     }
 }
 
@@ -121,7 +132,7 @@ impl Found {
 
     fn journals(&mut self, dir: &Path) -> Vec<Part> {
         let dir = dir.join(Area::Journal.as_str());
-        let names = self.list(&dir);
+        let names = self.list(EventRow::INDEX, &dir);
         names.iter().filter_map(|name| self.journal(&dir, name)).collect()
     }
 
@@ -142,7 +153,7 @@ impl Found {
             // Sealed between listing and opening.
             Err(e) if e.is_not_found() => None,
             Err(e) => {
-                self.problems.push(Problem::unreadable(&path, &e));
+                self.problems.push(Problem::unreadable(&path, &e).of_table(name.table));
                 None
             }
         }
@@ -156,7 +167,8 @@ impl Found {
             && journal.torn > 0
         {
             let message = format!("its last {} bytes are not a whole batch", journal.torn);
-            self.problems.push(Problem::new(&part.path, ProblemKind::TornJournal, message));
+            let problem = Problem::new(&part.path, ProblemKind::TornJournal, message);
+            self.problems.push(problem.of_table(part.name.table));
         }
         self.parts.insert(part.name, part);
     }
@@ -176,12 +188,12 @@ impl Found {
     /// Adds the files of a table; how many were gone before they could be opened.
     fn look_through(&mut self, table: usize, dir: &Path) -> usize {
         let mut gone = 0;
-        for path in self.files_below(dir) {
+        for path in self.files_below(table, dir) {
             let file_name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             match FileName::parse(file_name, PARQUET).filter(|name| name.table == table) {
                 Some(name) => match sealed_part(name, &path) {
                     Ok(part) => self.add_part(part),
-                    Err(Some(problem)) => self.problems.push(problem),
+                    Err(Some(problem)) => self.problems.push(problem.of_table(table)),
                     Err(None) => gone += 1,
                 },
                 None => self.foreign(&path),
@@ -209,23 +221,23 @@ impl Found {
 
     /// Names in a directory, sorted; none where there is no such directory. One that cannot be
     /// listed is a problem: what lies in it is not known.
-    fn list(&mut self, dir: &Path) -> Vec<String> {
+    fn list(&mut self, table: usize, dir: &Path) -> Vec<String> {
         list(dir).unwrap_or_else(|e| {
             if !e.is_not_found() {
-                self.problems.push(Problem::unreadable(dir, &e));
+                self.problems.push(Problem::unreadable(dir, &e).of_table(table));
             }
             Vec::new()
         })
     }
 
     /// Whatever lies in a table's directory and in its `date=` directories, but no directories.
-    fn files_below(&mut self, dir: &Path) -> Vec<PathBuf> {
+    fn files_below(&mut self, table: usize, dir: &Path) -> Vec<PathBuf> {
         let mut files = Vec::new();
-        for name in self.list(dir) {
+        for name in self.list(table, dir) {
             let path = dir.join(&name);
             let is_dir = std::fs::symlink_metadata(&path).is_ok_and(|meta| meta.is_dir());
             if is_dir {
-                files.extend(self.list(&path).into_iter().map(|name| path.join(name)));
+                files.extend(self.list(table, &path).into_iter().map(|name| path.join(name)));
             } else {
                 files.push(path);
             }
