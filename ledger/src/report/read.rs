@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::{
-    collect::{Collector, LossFacts},
+    collect::{Begin, Collector, LossFacts},
     model::Model,
 };
 use crate::{
@@ -96,12 +96,17 @@ fn events(log: &Log, pass: &mut Collector) {
         let checkpoint = checkpoint_for(&gap, &checkpoints);
         if let Some(checkpoint) = checkpoint {
             starts.push((gap.run, checkpoint.seq));
+            let mut begin = Begin { ts_ns: None, rows: 0 };
             for row in log.checkpoint_rows(checkpoint) {
                 match row {
-                    Ok(row) => pass.start_from(gap.run, &row),
+                    Ok(row) => {
+                        begin = Begin { ts_ns: Some(row.ts_ns), rows: begin.rows + 1 };
+                        pass.start_from(gap.run, &row);
+                    }
                     Err(error) => pass.problem(chain(&error), Some(LiveRow::TABLE.name)),
                 }
             }
+            pass.deleted.begins.insert(gap.run, begin);
         }
         let reason = if checkpoint.is_some() { ROWS_BEFORE_CHECKPOINT } else { ROWS_MISSING };
         let missing = gap.last.saturating_sub(gap.first).saturating_add(1);
@@ -112,6 +117,9 @@ fn events(log: &Log, pass: &mut Collector) {
             Ok(item) => {
                 let start = starts.iter().find(|(run, _)| *run == item.run);
                 if start.is_none_or(|(_, seq)| item.event.seq > *seq) {
+                    if let Some(begin) = pass.deleted.begins.get_mut(&item.run) {
+                        begin.ts_ns.get_or_insert(item.event.ts_ns);
+                    }
                     pass.event(item.run, &item.event);
                 }
             }

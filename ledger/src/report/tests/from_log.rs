@@ -104,6 +104,9 @@ fn a_checkpoint_stands_in_for_deleted_events() {
     }
     assert_eq!(model.losses[0].reason, "rows_before_checkpoint");
     assert!(!model.losses[0].affects_account);
+    let [begin] = &model.warnings[..] else { panic!("{:?}", model.warnings) };
+    assert_eq!(begin.ts_ns, gone.last().unwrap().ts_ns);
+    assert!(begin.text.contains("begins here, with the 50 allocations"), "{}", begin.text);
 }
 
 #[test]
