@@ -151,8 +151,8 @@ impl LogDir {
     }
 
     /// Removes a sealed file, given by its path relative to the log, and its directory when that
-    /// was the last file of its day.
-    pub(crate) fn remove_sealed(&self, relative: &Path) -> Result<()> {
+    /// was the last file of its day. Returns its bytes; `None` where it was gone.
+    pub(crate) fn remove_sealed(&self, relative: &Path) -> Result<Option<u64>> {
         let path = self.path.join(relative);
         let failed = |e: Errno| LogError::io("remove", &path, e);
         let (Some(day), Some(name)) = (relative.parent(), relative.file_name()) else {
@@ -165,13 +165,21 @@ impl LogDir {
             fs::openat(at, name, DIRECTORY | OFlags::RDONLY, Mode::empty())
         };
         let table = open(&self.root, table.as_os_str()).map_err(failed)?;
-        let day = open(&table, date).map_err(failed)?;
-        match fs::unlinkat(&day, name, AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => {}
+        let day = match open(&table, date) {
+            Ok(day) => day,
+            Err(Errno::NOENT) => return Ok(None),
             Err(e) => return Err(failed(e)),
-        }
+        };
+        let removed = match fs::statat(&day, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => {
+                fs::unlinkat(&day, name, AtFlags::empty()).map_err(failed)?;
+                Some(stat.st_size.max(0) as u64)
+            }
+            Err(Errno::NOENT) => None,
+            Err(e) => return Err(failed(e)),
+        };
         match fs::unlinkat(&table, date, AtFlags::REMOVEDIR) {
-            Ok(()) | Err(Errno::NOTEMPTY | Errno::EXIST | Errno::NOENT) => Ok(()),
+            Ok(()) | Err(Errno::NOTEMPTY | Errno::EXIST | Errno::NOENT) => Ok(removed),
             Err(e) => Err(failed(e)),
         }
     }
