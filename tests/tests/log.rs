@@ -223,7 +223,9 @@ fn files_that_the_reader_may_not_read_are_named_and_the_rest_is_read() {
             fs::read_dir(&folder).unwrap().flatten().map(|e| e.path()).filter(|p| p.is_dir()),
         );
     }
-    files(&dir).iter().for_each(|path| open_to_all(path));
+    for path in files(&dir) {
+        open_to_all(&path);
+    }
     let closed = files(&dir.join("events"))[1].clone();
     fs::set_permissions(&closed, fs::Permissions::from_mode(0o600)).unwrap();
     fs::set_permissions(dir.join("losses"), fs::Permissions::from_mode(0o700)).unwrap();
@@ -310,7 +312,7 @@ fn a_disk_that_was_full_for_a_while_costs_what_is_counted_and_the_recording_goes
     assert_eq!(recorded.status.code(), Some(0), "{}", recorded.said);
 
     let logged = recorded.open().unwrap();
-    assert_eq!(files(&log.join("journal")), [PathBuf::new(); 0]);
+    assert_eq!(files(&log.join("journal")).len(), 0);
     let events = logged.events().unwrap();
     assert!(
         events.iter().any(|event| event.size_bytes == Some(7_340_032)),
@@ -320,14 +322,14 @@ fn a_disk_that_was_full_for_a_while_costs_what_is_counted_and_the_recording_goes
     let missing: i64 = gaps.iter().map(|gap| gap.last - gap.first + 1).sum();
     let last = events.last().unwrap().seq;
     assert_eq!(events.len() as i64 + missing, last, "seen + missing = made");
-    let lost: i64 = logged
+    let rows_lost: i64 = logged
         .rows::<LossRow>()
         .unwrap()
         .iter()
         .filter(|loss| loss.reason == LOG_WRITE_FAILED)
         .map(|loss| loss.count)
         .sum();
-    assert!(lost >= missing, "{lost} rows lost, {missing} events missing");
+    assert!(rows_lost >= missing, "{rows_lost} rows lost, {missing} events missing");
     let told = logged.rows::<AnnotationRow>().unwrap();
     assert!(told.iter().any(|row| row.text.contains("the log could not be written")), "{told:?}");
     let problems = Log::open(std::slice::from_ref(&log)).unwrap().problems().to_vec();

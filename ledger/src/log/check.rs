@@ -58,9 +58,9 @@ pub(super) fn differences(table: &'static Table, found: &Schema) -> Vec<Differen
     let expected = table.arrow_schema();
     let missing = table.columns().filter(|column| found.field_with_name(column.name).is_err());
     let mut differences: Vec<Difference> = missing
-        .map(|column| match column.nullable {
-            true => Difference::Older(column.name),
-            false => Difference::Missing(column.name),
+        .map(|column| {
+            let kind = if column.nullable { Difference::Older } else { Difference::Missing };
+            kind(column.name)
         })
         .collect();
     for field in found.fields() {

@@ -140,7 +140,9 @@ pub(crate) fn rewrite(path: &Path, change: impl Fn(&RecordBatch) -> RecordBatch)
     let properties = WriterProperties::builder().set_key_value_metadata(Some(pairs)).build();
     let file = std::fs::File::create(path).unwrap();
     let mut writer = ArrowWriter::try_new(file, batches[0].schema(), Some(properties)).unwrap();
-    batches.iter().for_each(|batch| writer.write(batch).unwrap());
+    for batch in &batches {
+        writer.write(batch).unwrap();
+    }
     writer.close().unwrap();
 }
 

@@ -148,11 +148,8 @@ fn many_files_become_one_a_table_and_nothing_else_changes() {
             runs.iter().all(|run| names.contains(&format!("{}-{run}-000000.parquet", table.name)))
         );
     }
-    let none: [PathBuf; 0] = [];
-    assert_eq!(
-        (files(&dir.join("staging")), files(&dir.join("journal"))),
-        (none.to_vec(), none.to_vec())
-    );
+    let left = |area| files(&dir.join(area)).len();
+    assert_eq!((left("staging"), left("journal")), (0, 0));
     assert_eq!(compact(dir, everywhere()).unwrap(), Compacted::default(), "nothing is left to do");
 }
 
@@ -179,7 +176,9 @@ fn a_large_run_is_in_order_beyond_the_window() {
     let late = |seq: i64| if seq % 1_000 == 0 { seq + 700 } else { seq };
     let mut seqs: Vec<i64> = (1..=150_000).collect();
     seqs.sort_by_key(|&seq| late(seq));
-    seqs.iter().for_each(|&seq| writer.push(&event(seq)));
+    for seq in seqs {
+        writer.push(&event(seq));
+    }
     writer.finish(START + SECOND).unwrap();
     compact(temp.path(), everywhere()).unwrap();
     let log = Log::open(&[temp.path().to_owned()]).unwrap();
@@ -283,7 +282,7 @@ fn foreign_and_damaged_files_are_named_and_stay() {
     assert_eq!(fs::read(day.join("folder/inside")).unwrap(), b"mine too");
     assert_eq!(fs::read(day.join(name(3))).unwrap().len(), whole.len() / 2);
     assert!(fs::symlink_metadata(day.join("link.parquet")).unwrap().is_symlink());
-    assert_eq!(files(&dir.join("staging")), [PathBuf::new(); 0]);
+    assert_eq!(files(&dir.join("staging")).len(), 0);
 }
 
 /// Rows of events, without the errors.
@@ -412,7 +411,7 @@ fn a_crash_at_any_step_shows_no_row_twice_and_loses_none() {
             compact(dir, everywhere()).unwrap();
             assert_eq!(rows(dir), before, "after step {step}");
             assert_eq!(checkpoints(dir), live);
-            assert_eq!(files(&dir.join("staging")), [PathBuf::new(); 0]);
+            assert_eq!(files(&dir.join("staging")).len(), 0);
             assert_eq!(fs::read_dir(dir.join("staging")).unwrap().count(), 0);
         }
         assert!(crashes > 30, "{crashes} steps");
@@ -458,7 +457,7 @@ fn a_file_that_a_recorder_seals_meanwhile_is_neither_lost_nor_merged() {
     assert!(late >= 5, "{:?}", files(&day));
     let events = log.events().map(|event| event.unwrap()).filter(|event| event.run != run);
     assert_eq!(events.count(), 100);
-    assert_eq!(files(&dir.join("staging")), [PathBuf::new(); 0]);
+    assert_eq!(files(&dir.join("staging")).len(), 0);
 }
 
 #[test]
@@ -528,7 +527,7 @@ proptest! {
     ) {
         let temp = tempfile::tempdir().unwrap();
         let random = &mut Random(seed);
-        for pid in 0..1 + (seed % 3) as u32 {
+        for pid in 0..=(seed % 3) as u32 {
             random_run(temp.path(), pid, random);
         }
         let (before, live) = (rows(temp.path()), checkpoints(temp.path()));
