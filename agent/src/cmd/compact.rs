@@ -21,7 +21,11 @@ pub(super) fn run(args: &Compact) -> anyhow::Result<ExitCode> {
     };
     let compacted =
         compact(&args.log, options).with_context(|| format!("compact the log {log}"))?;
-    let next = if args.dry_run { "compact" } else { "report" };
+    let next = match (args.dry_run, args.other_hosts) {
+        (false, _) => "report",
+        (true, false) => "compact",
+        (true, true) => "compact --other-hosts",
+    };
     print(&format!("{}next: vramscope {next} {log}\n", told(&compacted)))?;
     Ok(if compacted.left.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -27,6 +27,7 @@ use crate::log::{
     TABLES, Table,
     dir::{Area, DIRECTORY, LogDir},
     error::{LogError, Result},
+    table_index,
 };
 
 /// How often a directory is emptied into which a recorder may still move files.
@@ -382,12 +383,17 @@ pub(in crate::log) fn repair(dir: &LogDir) -> Result<Vec<PathBuf>> {
     Ok(repaired)
 }
 
-/// The place that the name of something in `staging/` tells, its ending aside.
-fn place_of<'a>(dir: &'a LogDir, stem: &str) -> Option<Place<'a>> {
+/// The table (its position in [`TABLES`]) and the day that the name of something in `staging/` tells,
+/// its ending aside.
+pub(in crate::log) fn day_of(stem: &str) -> Option<(usize, String)> {
     let (table, day) = stem.strip_prefix("compact-")?.split_once("-date=")?;
-    let table = TABLES.iter().find(|known| known.name == table)?;
     let day = format!("date={day}");
-    super::plan::is_day(&day).then(|| Place::new(dir, table, &day))
+    Some((table_index(table)?, day)).filter(|(_, day)| super::plan::is_day(day))
+}
+
+fn place_of<'a>(dir: &'a LogDir, stem: &str) -> Option<Place<'a>> {
+    let (table, day) = day_of(stem)?;
+    Some(Place::new(dir, TABLES.get(table)?, &day))
 }
 
 fn read_record(dir: &LogDir, name: &str) -> Result<Record> {

@@ -403,6 +403,12 @@ fn a_crash_at_any_step_shows_no_row_twice_and_loses_none() {
                 // Between two renames a day is not there; it is never there twice.
                 let missing = one_by_one && seen == 0;
                 assert!(seen == rows.len() || missing, "{table} after step {step}: {seen}");
+                if seen != rows.len() {
+                    let log = Log::open(&[dir.to_owned()]).unwrap();
+                    let [problem] = log.problems() else { panic!("{:?}", log.problems()) };
+                    assert!(problem.message.contains("vramscope recover"), "{problem:?}");
+                    assert_eq!(problem.misses, Some(*table));
+                }
             }
             if step % 2 == 0 {
                 recover(dir, true).unwrap();

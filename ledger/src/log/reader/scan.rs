@@ -16,6 +16,7 @@ use parquet::{
 use crate::{
     log::{
         Row, TABLES,
+        compact::swap::day_of,
         dir::Area,
         error::{LogError, Result, chain, guard},
         journal::JournalFile,
@@ -120,7 +121,26 @@ impl Found {
         for part in journals {
             self.add_journal(part);
         }
+        self.look_for_taken_days(dir);
         Ok(())
+    }
+
+    /// A compaction that was interrupted between two renames leaves a table without a day; on file
+    /// systems that exchange two names at once that cannot be.
+    fn look_for_taken_days(&mut self, dir: &Path) {
+        let names = list(&dir.join(Area::Staging.as_str())).unwrap_or_default();
+        for name in names {
+            let day = name.strip_suffix(".json").and_then(day_of);
+            let Some((index, day)) = day else { continue };
+            let Some(table) = TABLES.get(index) else { continue };
+            let path = dir.join(table.name).join(day);
+            if !path.exists() {
+                let message = "a compaction was interrupted while it exchanged these files: \
+                               `vramscope recover` on the log puts them back";
+                let problem = Problem::new(&path, ProblemKind::Unreadable, message);
+                self.problems.push(problem.of_table(index));
+            }
+        }
     }
 
     fn add_manifest(&mut self, path: &Path) {
