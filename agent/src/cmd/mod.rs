@@ -2,6 +2,7 @@
 
 #[cfg(feature = "live")]
 mod attach;
+mod compact;
 #[cfg(feature = "live")]
 mod doctor;
 #[cfg(feature = "live")]
@@ -104,6 +105,7 @@ pub fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Report(args) => report::run(&args, color),
         Command::Stacks(args) => stacks::run(&args),
         Command::Recover(args) => recover::run(&args),
+        Command::Compact(args) => compact::run(&args),
         Command::Schema(args) => texts::schema(&args),
         Command::Completions(args) => texts::completions(&args),
         Command::Man => texts::man(),

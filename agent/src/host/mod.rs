@@ -19,10 +19,7 @@ mod stat;
 mod system;
 pub mod text;
 
-use std::{
-    path::{Path, PathBuf},
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::path::{Path, PathBuf};
 
 pub(crate) use self::system::Space;
 pub use self::{
@@ -35,6 +32,8 @@ pub use self::{
     ordinals::ordinal_map,
     stat::{ProcessUsage, Stat},
 };
+
+use crate::clock::Anchor;
 
 /// Longest text file of `/proc` or `/sys` that is read whole; `/proc/stat` of a host with
 /// thousands of interrupt lines is the longest ordinary one.
@@ -57,7 +56,9 @@ impl Host {
     /// This host.
     pub fn live() -> Self {
         let mut host = Self::at("/");
-        host.boot_ns = boot_ns_by_clocks().or(host.boot_ns);
+        // `btime` is cut to whole seconds, which would show processes as started before the command
+        // that started them.
+        host.boot_ns = Some(Anchor::of_process().offset_ns());
         host
     }
 
@@ -139,15 +140,6 @@ pub(crate) fn parse_as_every_text(content: &[u8]) -> usize {
     ];
     let characters: usize = texts.iter().flatten().map(String::len).sum();
     libraries + mounts + ordinals + cgroup.v1_paths.len() + characters
-}
-
-/// Boot time as wall clock less boot clock: `btime` is cut to whole seconds, which would show
-/// processes as started before the command that started them.
-fn boot_ns_by_clocks() -> Option<i64> {
-    let boot = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    let since_boot = boot.tv_sec.checked_mul(1_000_000_000)?.checked_add(boot.tv_nsec)?;
-    let wall = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_nanos();
-    i64::try_from(wall).ok()?.checked_sub(since_boot)
 }
 
 #[cfg(test)]

@@ -139,7 +139,7 @@ impl Session {
     /// when this returns.
     pub fn start(options: &Options) -> anyhow::Result<Self> {
         let host = Host::live();
-        let anchor = Anchor::now();
+        let anchor = Anchor::of_process();
         let (messages, inbox) = sync_channel(MESSAGES);
         let (rows, row_batches) = sync_channel(ROW_BATCHES);
         let log = start_log(options, &host, anchor, row_batches, messages.clone())?;

@@ -199,6 +199,19 @@ const LOSSES: &[(&str, Meaning)] = &[
         ),
     ),
     (
+        "files_not_read",
+        account(
+            "files of the log could not be read, they are named below: what they told is missing, \
+             what is held may be too much or too little",
+        ),
+    ),
+    (
+        "samples_not_read",
+        readings(
+            "files of readings could not be read, they are named below: what they told is missing",
+        ),
+    ),
+    (
         "rows_before_checkpoint",
         readings(
             "older events are deleted (--max-disk): the account begins with a checkpoint; peaks, \
