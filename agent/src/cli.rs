@@ -101,6 +101,10 @@ pub struct Recording {
     /// Record whole command lines, which may hold secrets.
     #[arg(long)]
     pub full_commands: bool,
+    /// Record processes with UCX too, which then runs without its CUDA hooks and so more slowly.
+    /// Code that UCX has patched already is never probed.
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// How much is recorded of tensors.

@@ -218,6 +218,19 @@ struct heap *heap_free(CUdeviceptr addr)
     return region->heap;
 }
 
+uint64_t heap_find(CUdeviceptr addr, CUdeviceptr *base)
+{
+    size_t granule = arena_granule(addr);
+    struct region *region = granule == SIZE_MAX ? NULL : region_of[granule];
+    if (!region)
+        return 0;
+    uint64_t index = (addr - region->base) / region->block_bytes;
+    if (!(region->live[index / 64] & 1ull << (index % 64)))
+        return 0;
+    *base = region->base + index * region->block_bytes;
+    return region->block_bytes;
+}
+
 void heap_trim(struct heap *heap, uint64_t keep_bytes)
 {
     for (struct region *r = heap->regions; r && heap->reserved > keep_bytes; r = r->next)

@@ -203,6 +203,18 @@ impl Traced {
         self.running.go(order)
     }
 
+    /// Waits until the agent has said the words.
+    pub fn wait_for(&mut self, words: &str) -> Result<()> {
+        let begin = Instant::now();
+        while !read_said(&self.said).contains(words) {
+            if begin.elapsed() > PATIENCE {
+                bail!("the agent does not say {words:?}: {}", read_said(&self.said));
+            }
+            thread::sleep(LOOK);
+        }
+        Ok(())
+    }
+
     /// The log while it is written.
     pub fn log(&self) -> &Path {
         &self.log

@@ -15,9 +15,7 @@ use std::{
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::{info, warn};
 
-use super::{Attacher, mmaps};
-use crate::kernel::KernelError;
-
+use super::{Attacher, FollowError, mmaps};
 /// What the attaching thread is told.
 #[derive(Debug)]
 pub enum Command {
@@ -77,7 +75,8 @@ pub fn run(mut attacher: Attacher, commands: &Receiver<Command>, events_work: bo
 fn serve(attacher: &mut Attacher, command: Command) {
     match command {
         Command::Follow(tgids, answer) => {
-            reply(&answer, tgids.into_iter().try_for_each(|tgid| attacher.follow(tgid)));
+            let result = tgids.into_iter().try_for_each(|tgid| attacher.follow(tgid));
+            reply(&answer, result.map_err(FollowError::from));
         }
         Command::FollowRunning(tgids, answer) => reply(&answer, attacher.follow_running(&tgids)),
         Command::HostWide(answer) => {
@@ -105,7 +104,7 @@ fn serve(attacher: &mut Attacher, command: Command) {
     }
 }
 
-fn reply(answer: &Sender<Result<(), String>>, result: Result<(), KernelError>) {
+fn reply(answer: &Sender<Result<(), String>>, result: Result<(), FollowError>) {
     // Who asked may have given up.
     answer.send(result.map_err(|error| super::chain(&error))).unwrap_or_default();
 }

@@ -2,8 +2,6 @@
 
 use std::process::ExitCode;
 
-use anyhow::Context as _;
-
 use super::{output, precondition, say, session};
 use crate::{cli::Attach, host::Host, live::Target};
 
@@ -25,7 +23,10 @@ pub(super) fn run(args: &Attach) -> anyhow::Result<ExitCode> {
     );
     let folder = output::folder(&args.recording.output)?;
     let mut session = session::start(&args.recording, &folder, Target::Processes, "attach")?;
-    session.follow_late(&with_descendants(&pids)).context("attach to the processes")?;
+    if let Err(error) = session.follow_late(&with_descendants(&pids)) {
+        session.stop()?;
+        return Err(precondition(format!("attach to the processes: {error:#}")));
+    }
     session::say_started(&folder, &format!("{} process(es)", pids.len()), args.duration);
     session::wait(args.duration, &pids)?;
     session::finish(&mut session, &folder)

@@ -44,6 +44,7 @@ pub(super) fn start(
         full_commands: recording.full_commands,
         stacks: !recording.no_stacks,
         user_code: recording.user_code.clone(),
+        force: recording.force,
         command: verb.to_owned(),
     };
     Session::start(&options).map_err(|error| {

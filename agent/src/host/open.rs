@@ -38,6 +38,11 @@ impl Host {
             .or_else(|| reopen_regular(&self.find_in_root(pid, &mapping.path)?, Some(mapping)))
     }
 
+    /// Whether there is something at a path, as the process itself would see it.
+    pub fn exists_in_root(&self, pid: u32, path: &Path) -> bool {
+        self.find_in_root(pid, path).is_some()
+    }
+
     /// Finds a path as the process itself would see it, without leaving its root. The result can
     /// be asked for its state, not read.
     pub(super) fn find_in_root(&self, pid: u32, path: &Path) -> Option<OwnedFd> {

@@ -300,6 +300,25 @@ impl Books {
                 self.annotate(proc_id, "warning", text, None);
                 self.lost(tgid, "library_not_probed", 1, None);
             }
+            Notice::Spared { tgid, path, objection, was_probed } => {
+                let proc_id = self.lives.current(tgid).map(|life| life.proc_id.0);
+                let until = if was_probed { " any more" } else { "" };
+                let path = path.display();
+                let text = format!("{path} is not probed{until} in pid {tgid}: {objection}");
+                self.annotate(proc_id, "warning", text, None);
+                self.lost(Some(tgid), "library_not_probed", 1, None);
+            }
+            Notice::Apart { library, tgid, objection, moved } => {
+                let library = library.as_str();
+                let text = format!(
+                    "{library} is probed process by process, since it must not be in pid {tgid}: \
+                     {objection}"
+                );
+                self.annotate(None, "warning", text, None);
+                for tgid in moved.into_iter().filter(|moved| *moved != tgid) {
+                    self.lost(Some(tgid), "probes_moved", 1, None);
+                }
+            }
             Notice::NoPython { tgid, reason } => {
                 let proc_id = self.lives.current(tgid).map(|life| life.proc_id.0);
                 let text = format!("no Python frames: {reason}");

@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     attach::{
-        Attacher,
+        Attacher, Breadth,
         examine::{Examiner, ToExaminer},
         worker::{self, Command},
     },
@@ -85,6 +85,8 @@ pub struct Options {
     pub stacks: bool,
     /// Parts of paths of what is the user's own code, wherever it is installed.
     pub user_code: Vec<String>,
+    /// Processes with UCX are probed too.
+    pub force: bool,
     /// The verb, for the manifest.
     pub command: String,
 }
@@ -367,11 +369,14 @@ fn start_attaching(
     let Attaching { kernel, examining, examiner, commands } = attaching;
     let (notices, notice_box) = mpsc::channel();
     let (garbage, garbage_box) = mpsc::channel::<Links>();
-    let host_wide = options.target == Target::Host;
-    let tensors = options.detail != Detail::Off;
+    let breadth = Breadth {
+        host_wide: options.target == Target::Host,
+        tensors: options.detail != Detail::Off,
+        force: options.force,
+    };
     let Examining { guides, looks, inbox } = examining;
     let examining = Examiner::new(Host::live(), guides, looks, notices.clone());
-    let attacher = Attacher::new(kernel, host_wide, tensors, notices, garbage, examiner);
+    let attacher = Attacher::new(kernel, breadth, notices, garbage, examiner);
     let mut threads = vec![spawn("examine", move || examining.run(&inbox))?];
     let events = worker::open_events();
     let events_work = events.is_some();

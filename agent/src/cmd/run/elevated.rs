@@ -68,6 +68,9 @@ fn start_recorder(args: &Run, folder: &Path, pid: u32) -> anyhow::Result<Recorde
     if recording.full_commands {
         sudo.arg("--full-commands");
     }
+    if recording.force {
+        sudo.arg("--force");
+    }
     if recording.no_stacks {
         sudo.arg("--no-stacks");
     }
