@@ -91,14 +91,19 @@ fn attach_refuses_a_process_that_ucx_has_patched() {
     let Some(device) = ucx::gpus().unwrap() else { return };
     let mut program = patched(&device);
     let mut command = Agent::new(&device).command("attach");
-    let output = command.arg(program.pid().to_string()).output().unwrap();
+    let output =
+        command.args(["--duration", "20s"]).arg(program.pid().to_string()).output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(3), "{text}");
     assert!(text.contains(REMEDY), "{text}");
     hooks_work(&mut program, 0);
     // Told to go on all the same, it goes by what it finds.
     let mut command = Agent::new(&device).log(&device.folder().join("forced")).command("attach");
-    let output = command.arg("--force").arg(program.pid().to_string()).output().unwrap();
+    let output = command
+        .args(["--force", "--duration", "20s"])
+        .arg(program.pid().to_string())
+        .output()
+        .unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(3), "{text}");
     assert!(text.contains("UCX has patched it"), "{text}");
@@ -235,7 +240,8 @@ fn a_program_that_patched_itself_is_spared() {
     assert_eq!(hooked(&mut program), "HOOKED alloc=1");
 
     let mut command = Agent::new(&device).log(&device.folder().join("attach")).command("attach");
-    let output = command.arg(program.pid().to_string()).output().unwrap();
+    let output =
+        command.args(["--duration", "20s"]).arg(program.pid().to_string()).output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(3), "{text}");
     assert!(text.contains("another tool has patched it"), "{text}");

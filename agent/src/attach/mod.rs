@@ -183,6 +183,8 @@ pub struct Attacher {
     host_links: HashMap<FileId, (Library, Links)>,
     process_links: HashMap<(u32, FileId), Attached>,
     guard: Guard,
+    /// No probe is put in any more.
+    closed: bool,
     /// What is not probed, so that it is told once.
     spared: HashMap<(u32, FileId), Objection>,
     notices: Sender<Notice>,
@@ -212,6 +214,7 @@ impl Attacher {
             host_links: HashMap::new(),
             process_links: HashMap::new(),
             guard: Guard::new(scope.force),
+            closed: false,
             spared: HashMap::new(),
             notices,
             examiner,
@@ -406,7 +409,7 @@ impl Attacher {
             None => self.host_links.contains_key(&place.id) || self.guard.is_apart(place.library),
             Some(tgid) => self.process_links.contains_key(&(tgid, place.id)),
         };
-        if done {
+        if done || self.closed {
             return;
         }
         let Some(file) = open() else {

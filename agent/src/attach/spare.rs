@@ -13,6 +13,9 @@ use crate::{
     probes::Library,
 };
 
+/// Threads that take probes out when all go.
+const DETACHERS: usize = 16;
+
 impl Attacher {
     /// Who objects to probes in the file in this scope, and why.
     pub(super) fn objection(
@@ -141,6 +144,22 @@ impl Attacher {
         self.followed.insert(tgid);
         self.tell(Notice::Following { tgid });
         true
+    }
+
+    /// Takes every probe out, for good; they are gone when this returns.
+    pub(super) fn detach(&mut self) {
+        self.closed = true;
+        let of_host = self.host_links.drain().map(|(_, (_, links))| links);
+        let of_processes = self.process_links.drain().map(|(_, attached)| attached.links);
+        let mut all: Vec<Links> = of_host.chain(of_processes).collect();
+        // The kernel waits at each, and for all at once no longer than for one.
+        let share = all.len().div_ceil(DETACHERS).max(1);
+        std::thread::scope(|scope| {
+            while !all.is_empty() {
+                let some = all.split_off(all.len().saturating_sub(share));
+                scope.spawn(move || drop(some));
+            }
+        });
     }
 
     pub(super) fn throw_away(&self, links: Links) {

@@ -47,7 +47,9 @@ pub enum Command {
     Mapped(Vec<mmaps::NewMapping>),
     /// The kernel dropped mapping events.
     MappingsLost(u64),
-    /// The recording ends: detach.
+    /// Take every probe out, and put none in any more.
+    Detach(Sender<Result<(), String>>),
+    /// The recording ends.
     Stop,
 }
 
@@ -99,6 +101,10 @@ fn serve(attacher: &mut Attacher, command: Command) {
         Command::MappingsLost(count) => {
             attacher.tell(super::Notice::MappingsLost(count));
             attacher.look_at_all();
+        }
+        Command::Detach(answer) => {
+            attacher.detach();
+            reply(&answer, Ok(()));
         }
         Command::Stop => {}
     }

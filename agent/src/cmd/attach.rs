@@ -22,14 +22,14 @@ pub(super) fn run(args: &Attach) -> anyhow::Result<ExitCode> {
          no allocation sites, and later frees of it are seen without their sizes.",
     );
     let folder = output::folder(&args.recording.output)?;
-    let mut session = session::start(&args.recording, &folder, Target::Processes, "attach")?;
+    let mut session = session::start(&args.recording, &folder, Target::Processes, "attach", &pids)?;
     if let Err(error) = session.follow_late(&with_descendants(&pids)) {
         session.stop()?;
         return Err(precondition(format!("attach to the processes: {error:#}")));
     }
     session::say_started(&folder, &format!("{} process(es)", pids.len()), args.duration);
-    session::wait(args.duration, &pids)?;
-    session::finish(&mut session, &folder)
+    let end = session::wait(args.duration, &pids)?;
+    session::end(&mut session, &folder, end)
 }
 
 /// The processes and all that descend from them now.

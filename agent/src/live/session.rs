@@ -34,7 +34,7 @@ use crate::{
     cli::Detail,
     clock::{self, Anchor},
     host::{CommandDetail, Host},
-    kernel::{Guides, Kernel, Links, LoadOptions},
+    kernel::{Guides, Kernel, Links, LoadOptions, sign::Sign},
     nvml::{self, Driver, Gpu, GpuReader as _, NvmlReader, Sampler, SamplerThread},
     stacks::{
         namer,
@@ -108,7 +108,7 @@ pub struct Summary {
 type Thread<T> = JoinHandle<T>;
 
 /// A running recording.
-#[derive(Debug)]
+#[expect(missing_debug_implementations, reason = "aya's maps have none")]
 pub struct Session {
     stop: Arc<AtomicBool>,
     commands: Sender<Command>,
@@ -121,6 +121,8 @@ pub struct Session {
     helpers: Vec<Thread<()>>,
     books: Option<Thread<()>>,
     log: Option<Thread<anyhow::Result<Written>>>,
+    /// Seen by other agents as long as this one records.
+    _sign: Sign,
 }
 
 fn spawn<T: Send + 'static>(
@@ -136,7 +138,7 @@ fn spawn<T: Send + 'static>(
 impl Session {
     /// Opens the log first, then loads the kernel half; for `Target::Host` the probes are in place
     /// when this returns.
-    pub fn start(options: &Options) -> anyhow::Result<Self> {
+    pub fn start(options: &Options, sign: Sign) -> anyhow::Result<Self> {
         let host = Host::live();
         let anchor = Anchor::now();
         let (messages, inbox) = sync_channel(MESSAGES);
@@ -205,6 +207,7 @@ impl Session {
             helpers,
             books: Some(books),
             log: Some(log),
+            _sign: sign,
         };
         if options.target == Target::Host {
             session.ask(Command::HostWide)?;
@@ -243,6 +246,19 @@ impl Session {
         let command = Command::Prepare(files, std::num::NonZeroU32::new(pid));
         // `follow`, which comes next, reports a dead thread.
         self.commands.send(command).unwrap_or_default();
+    }
+
+    /// Takes every probe out, before anything else is finished, and has the log say why.
+    pub fn detach(&self, why: &str) -> anyhow::Result<()> {
+        self.ask(Command::Detach)?;
+        let note = AnnotationRow {
+            ts_ns: clock::epoch_ns(),
+            proc_id: None,
+            kind: "warning".to_owned(),
+            text: why.to_owned(),
+            value: None,
+        };
+        self.messages.send(Message::Rows(vec![note.into()])).context("reach the books")
     }
 
     /// Detaches, applies and writes everything that was seen.
