@@ -72,6 +72,10 @@ pub enum Command {
     #[cfg(feature = "live")]
     #[command(name = "__agent", hide = true)]
     Agent(Agent),
+    /// The child that tries what return probes do to a filtered process.
+    #[cfg(feature = "live")]
+    #[command(name = crate::kernel::returns::VERB, hide = true)]
+    Filtered(Filtered),
 }
 
 /// What every recording verb takes.
@@ -105,6 +109,9 @@ pub struct Recording {
     /// Code that UCX has patched already is never probed.
     #[arg(long)]
     pub force: bool,
+    /// Probe processes under a seccomp filter too, on a kernel that may kill them for it.
+    #[arg(long)]
+    pub allow_return_probes: bool,
 }
 
 /// How much is recorded of tensors.
@@ -299,6 +306,15 @@ pub struct Gate {
     /// The program and its arguments.
     #[arg(last = true, required = true)]
     pub command: Vec<std::ffi::OsString>,
+}
+
+/// The child that tries what return probes do to a filtered process.
+#[cfg(feature = "live")]
+#[derive(Debug, Args)]
+pub struct Filtered {
+    /// Make a forbidden call.
+    #[arg(long)]
+    pub forbidden: bool,
 }
 
 /// The elevated half of `run`.

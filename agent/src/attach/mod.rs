@@ -165,6 +165,8 @@ pub struct Breadth {
     pub tensors: bool,
     /// Processes with UCX too, as long as it has not patched anything.
     pub force: bool,
+    /// No processes under a seccomp filter: return probes would kill them.
+    pub spare_filtered: bool,
 }
 
 /// Attaches and detaches.
@@ -213,7 +215,7 @@ impl Attacher {
             files: HashMap::new(),
             host_links: HashMap::new(),
             process_links: HashMap::new(),
-            guard: Guard::new(scope.force),
+            guard: Guard::new(scope.force, scope.spare_filtered),
             closed: false,
             spared: HashMap::new(),
             notices,

@@ -25,7 +25,7 @@ impl Attacher {
         sites: &[Site],
     ) -> Option<(u32, Objection)> {
         let Some(tgid) = place.owner else { return self.who_objects(place.library) };
-        let known = self.guard.objects(tgid, place.library);
+        let known = self.guard.objects(&self.host, tgid, place.library);
         let objection =
             known.or_else(|| self.guard.compare(&self.host, tgid, place.id, file, sites));
         Some((tgid, objection?))
@@ -67,7 +67,7 @@ impl Attacher {
 
     /// UCX was found in a process: whatever probes would meet it are taken out at once.
     pub(super) fn make_way(&mut self, tgid: u32) {
-        let Some(objection) = self.guard.objects(tgid, Library::Cuda) else { return };
+        let Some(objection) = self.guard.objects(&self.host, tgid, Library::Cuda) else { return };
         let probed_in_all = self.host_links.values().any(|(library, _)| *library == Library::Cuda);
         if self.host_wide && probed_in_all {
             self.set_apart(Library::Cuda, tgid, objection);

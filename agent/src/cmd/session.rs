@@ -15,6 +15,7 @@ use crate::{
     host::Host,
     kernel::{
         KernelError,
+        returns::Returns,
         sign::{Sign, SignError, Who},
     },
     live::{Options, Session, Target},
@@ -40,8 +41,14 @@ pub(super) fn start(
         )));
     }
     stop_file::check()?;
+    let host = Host::live();
+    let kill = Returns::of_this_kernel().kill(host.kernel_release());
+    let spare_filtered = kill && !recording.allow_return_probes;
+    if spare_filtered && target == Target::Host {
+        return Err(precondition(RETURNS));
+    }
     let who = Who::this(verb, folder, target == Target::Host, roots);
-    let sign = Sign::put_up(&Host::live(), &who).map_err(cannot_start)?;
+    let sign = Sign::put_up(&host, &who).map_err(cannot_start)?;
     let options = Options {
         folder: folder.to_owned(),
         owner: output::sudo_owner().map(|owner| (owner.uid, owner.gid)),
@@ -53,6 +60,7 @@ pub(super) fn start(
         stacks: !recording.no_stacks,
         user_code: recording.user_code.clone(),
         force: recording.force,
+        spare_filtered,
         command: verb.to_owned(),
     };
     Session::start(&options, sign).map_err(|error| {
@@ -60,6 +68,12 @@ pub(super) fn start(
         if error.is::<KernelError>() { precondition(format!("{error:#}")) } else { error }
     })
 }
+
+/// Why the whole host is not recorded on some kernels.
+const RETURNS: &str = "this kernel kills processes under a seccomp filter (containers, most services) when a probed \
+     function returns, and probes of the whole host would be in every process: record single \
+     processes (run, attach; filtered ones are spared), use kernel 6.14 or later, or give \
+     --allow-return-probes where no CUDA program is filtered";
 
 fn cannot_start(error: SignError) -> anyhow::Error {
     match error {

@@ -24,6 +24,7 @@ use serde::Serialize;
 pub use self::{elf::exported, libcuda::find as find_libcuda, render::render};
 use crate::{
     host::Host,
+    kernel::returns::Returns,
     nvml::{Driver, Gpu, GpuReader as _, NvmlReader},
 };
 
@@ -104,6 +105,8 @@ pub struct System {
     pub arch: &'static str,
     /// BPF of the kernel.
     pub features: Features,
+    /// What return probes do to filtered processes.
+    pub returns: Returns,
     /// Driver and devices, or why NVML is not there.
     pub nvml: Result<(Driver, Vec<Gpu>), String>,
     /// Hard limit of open files; `None` is no limit.
@@ -124,6 +127,7 @@ impl System {
             host: Host::live(),
             arch: std::env::consts::ARCH,
             features: Features::probe(),
+            returns: Returns::of_this_kernel(),
             nvml,
             open_files: getrlimit(Resource::Nofile).maximum,
             locked_memory: getrlimit(Resource::Memlock).maximum,

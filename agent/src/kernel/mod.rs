@@ -2,6 +2,7 @@
 
 pub mod btf;
 mod multi;
+pub mod returns;
 pub mod sign;
 
 use std::{io, num::NonZeroU32, os::fd::OwnedFd, path::Path};

@@ -87,6 +87,8 @@ pub struct Options {
     pub user_code: Vec<String>,
     /// Processes with UCX are probed too.
     pub force: bool,
+    /// Processes under a seccomp filter are not probed: this kernel would kill them.
+    pub spare_filtered: bool,
     /// The verb, for the manifest.
     pub command: String,
 }
@@ -389,6 +391,7 @@ fn start_attaching(
         host_wide: options.target == Target::Host,
         tensors: options.detail != Detail::Off,
         force: options.force,
+        spare_filtered: options.spare_filtered,
     };
     let Examining { guides, looks, inbox } = examining;
     let examining = Examiner::new(Host::live(), guides, looks, notices.clone());

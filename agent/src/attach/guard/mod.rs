@@ -35,6 +35,8 @@ pub enum Objection {
     Unreadable,
     /// UCX's hooks are loaded, or installed beside a loaded UCX.
     Ucx,
+    /// It is under a seccomp filter, and this kernel kills for a return probe.
+    Filtered,
 }
 
 /// What a user of UCX can do.
@@ -62,6 +64,11 @@ impl fmt::Display for Objection {
                 "the process uses UCX, whose CUDA hooks give up where they meet a probe; {REMEDY}, \
                  or give --force and have it run without these hooks"
             ),
+            Self::Filtered => f.write_str(
+                "the process is under a seccomp filter, and this kernel would kill it when a probed \
+                 function returns; use kernel 6.14 or later, or give --allow-return-probes if its \
+                 filter lets system call 335 pass",
+            ),
         }
     }
 }
@@ -71,6 +78,8 @@ impl fmt::Display for Objection {
 pub(super) struct Guard {
     /// UCX's presence alone is no objection.
     force: bool,
+    /// A seccomp filter is one.
+    spare_filtered: bool,
     /// Libraries that are probed process by process, although the whole host is recorded.
     apart: HashSet<Library>,
     /// Which processes map which of our libraries.
@@ -80,8 +89,8 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    pub(super) fn new(force: bool) -> Self {
-        Self { force, ..Self::default() }
+    pub(super) fn new(force: bool, spare_filtered: bool) -> Self {
+        Self { force, spare_filtered, ..Self::default() }
     }
 
     /// Takes in what a process maps; true where UCX was not seen in it before.
@@ -133,7 +142,11 @@ impl Guard {
     }
 
     /// Why the library must not be probed in the process, going by what is known of it.
-    pub(super) fn objects(&self, tgid: u32, library: Library) -> Option<Objection> {
+    pub(super) fn objects(&self, host: &Host, tgid: u32, library: Library) -> Option<Objection> {
+        if self.spare_filtered && host.is_filtered(tgid) != Some(false) {
+            // A process that ended has nothing to be spared, and meets no probe.
+            return Some(Objection::Filtered);
+        }
         let objects = library == Library::Cuda && !self.force && self.ucx.contains(&tgid);
         objects.then_some(Objection::Ucx)
     }
@@ -158,6 +171,46 @@ impl Guard {
                 let runs = host.mappings(tgid).is_some_and(|mappings| !mappings.is_empty());
                 runs.then_some(Objection::Unreadable)
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::testing::Tree;
+
+    #[test]
+    fn where_the_kernel_kills_for_it_filtered_processes_are_spared() {
+        let tree = Tree::new();
+        tree.write("proc/1/status", "Seccomp:\t2\n");
+        tree.write("proc/2/status", "Seccomp:\t0\n");
+        let objections = |spare_filtered: bool| {
+            let guard = Guard::new(false, spare_filtered);
+            [1, 2].map(|tgid| guard.objects(&tree.host(), tgid, Library::Cuda))
+        };
+        assert_eq!(objections(true), [Some(Objection::Filtered), None]);
+        assert_eq!(objections(false), [None, None]);
+    }
+
+    #[test]
+    fn ucx_objects_to_probes_in_the_driver_only_and_not_where_it_is_overruled() {
+        let tree = Tree::new();
+        let line = b"7f00-7f80 r-xp 00000000 08:01 99 /opt/ucx/lib/ucx/libucm_cuda.so.0";
+        let maps = [Mapping::parse(line).unwrap()];
+        for force in [false, true] {
+            let mut guard = Guard::new(force, false);
+            assert!(guard.learn(&tree.host(), 1, &maps, HashSet::from([Library::Cuda])));
+            assert!(!guard.learn(&tree.host(), 1, &maps, HashSet::from([Library::Cuda])), "known");
+            let objects = |library| guard.objects(&tree.host(), 1, library);
+            assert_eq!(objects(Library::Cuda), (!force).then_some(Objection::Ucx));
+            assert_eq!(objects(Library::C10), None);
+            assert_eq!(guard.any_ucx(Library::Cuda), (!force).then_some(1));
+            assert_eq!(guard.users(Library::Cuda), [1]);
+            // Another program runs in it.
+            assert!(!guard.learn(&tree.host(), 1, &[], HashSet::new()));
+            assert_eq!(guard.objects(&tree.host(), 1, Library::Cuda), None);
+            assert!(guard.users(Library::Cuda).is_empty());
         }
     }
 }

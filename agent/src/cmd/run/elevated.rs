@@ -72,6 +72,9 @@ fn start_recorder(args: &Run, folder: &Path, pid: u32) -> anyhow::Result<Recorde
     if recording.force {
         sudo.arg("--force");
     }
+    if recording.allow_return_probes {
+        sudo.arg("--allow-return-probes");
+    }
     if recording.no_stacks {
         sudo.arg("--no-stacks");
     }
