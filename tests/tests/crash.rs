@@ -81,6 +81,25 @@ fn a_killed_agent_leaves_the_program_unharmed_and_its_log_readable() {
 }
 
 #[test]
+fn a_call_that_is_under_way_when_the_agent_is_killed_returns() {
+    let Some(device) = machine::gpus().unwrap() else { return };
+    let mut idle = device.start("hold", &[]).unwrap();
+    idle.until_ready().unwrap();
+    let recording = Agent::new(&device).record().unwrap();
+    // In cuInit for a while: its return address is the kernel's trampoline's then.
+    let slow = device.init_ms(3000);
+    let mut program = slow.start("hold", &["1048576", "2"]).unwrap();
+    let maps = format!("/proc/{}/maps", program.pid());
+    eventually("a return is pending", || fs::read_to_string(&maps).unwrap().contains("[uprobes]"));
+    recording.kill().unwrap();
+    eventually("the probes are gone", || entries::patched(&slow, program.pid()).unwrap() == 0);
+    let lines = program.until_ready().unwrap();
+    assert_eq!(truth::live(&lines).len(), 2);
+    program.step("free").unwrap();
+    assert!(program.finish().unwrap().1.success());
+}
+
+#[test]
 fn a_program_of_run_goes_on_when_the_agent_is_killed() {
     let Some(device) = machine::gpus().unwrap() else { return };
     let device = device.set("SIM_FREE_LINGER_US", "100");

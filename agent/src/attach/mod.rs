@@ -27,7 +27,7 @@ use tracing::{debug, warn};
 
 use crate::{
     clock,
-    host::{Host, maps::Mapping},
+    host::{FileId, Host, maps::Mapping, open_regular},
     kernel::{Kernel, KernelError, Links, Scope, Site},
     probes::Library,
 };
@@ -36,9 +36,6 @@ use self::{
     examine::ToExaminer,
     guard::{Guard, Objection},
 };
-
-/// A file, as the kernel tells files apart.
-pub type FileId = ((u32, u32), u64);
 
 /// What the attaching tells the rest.
 #[derive(Clone, Debug)]
@@ -347,7 +344,7 @@ impl Attacher {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let Some(library) = self.library(name) else { return };
         let place = Place { id, library, shown: path, owner: tgid.map(NonZeroU32::get) };
-        self.attach_file(&place, || File::open(path).ok());
+        self.attach_file(&place, || open_regular(path, id));
     }
 
     fn library(&self, file_name: &str) -> Option<Library> {

@@ -6,9 +6,9 @@ use std::{fs::File, path::Path};
 use agent_common::life::FOLLOW_CHILDREN;
 use tracing::{debug, warn};
 
-use super::{Attached, Attacher, FileId, Notice, Place, elf, guard::Objection};
+use super::{Attached, Attacher, Notice, Place, elf, guard::Objection};
 use crate::{
-    host::Mapping,
+    host::{FileId, Mapping},
     kernel::{Links, Site},
     probes::Library,
 };

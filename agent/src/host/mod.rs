@@ -31,7 +31,7 @@ pub use self::{
     identity::{CommandDetail, Identity},
     libs::{LibKind, Library},
     maps::Mapping,
-    open::{BoundedElf, ElfSource},
+    open::{BoundedElf, ElfSource, FileId, open_regular},
     ordinals::ordinal_map,
     stat::{ProcessUsage, Stat},
 };

@@ -7,8 +7,7 @@
 use std::{fs::File, io, os::unix::fs::FileExt as _};
 
 use crate::{
-    attach::FileId,
-    host::{Host, Mapping},
+    host::{FileId, Host, Mapping},
     kernel::Site,
 };
 

@@ -14,9 +14,8 @@ use std::{
 
 use self::entry::Entries;
 pub(crate) use self::ucx::is_ucx;
-use super::FileId;
 use crate::{
-    host::{Host, Mapping},
+    host::{FileId, Host, Mapping},
     kernel::Site,
     probes::Library,
 };
