@@ -105,6 +105,14 @@ pub struct Recording {
     /// Record whole command lines, which may hold secrets.
     #[arg(long)]
     pub full_commands: bool,
+    /// What is dared.
+    #[command(flatten)]
+    pub risks: Risks,
+}
+
+/// What vramscope does not do to a process unless told.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct Risks {
     /// Record processes with UCX too, which then runs without its CUDA hooks and so more slowly.
     /// Code that UCX has patched already is never probed.
     #[arg(long)]

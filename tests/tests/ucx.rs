@@ -158,8 +158,8 @@ fn record_makes_way_for_ucx_that_comes_later() {
     let recorded = recording.stop().unwrap();
     let logged = recorded.open().unwrap();
     assert_eq!(events_of(&logged, program.pid()), [("alloc".to_owned(), 1_048_576)]);
-    let held = [("alloc".to_owned(), 2_097_152), ("alloc".to_owned(), 4_194_304)];
-    assert_eq!(events_of(&logged, hold.pid()), held);
+    let wanted = [("alloc".to_owned(), 2_097_152), ("alloc".to_owned(), 4_194_304)];
+    assert_eq!(events_of(&logged, hold.pid()), wanted);
     told(&recorded, program.pid(), REMEDY);
     let losses = logged.losses().unwrap();
     assert_eq!(losses.get("probes_moved"), Some(&1), "{losses:?}");

@@ -34,7 +34,7 @@ use crate::{
 
 use self::{
     examine::ToExaminer,
-    guard::{Guard, Objection},
+    guard::{Guard, Objection, Sparing},
 };
 
 /// What the attaching tells the rest.
@@ -153,6 +153,17 @@ struct Source {
     shown: PathBuf,
 }
 
+/// How far the attaching is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// The first look at what runs already.
+    First,
+    /// Process by process, as they come.
+    Usual,
+    /// No probe is put in any more.
+    Closed,
+}
+
 /// What an [`Attacher`] is to probe.
 #[derive(Clone, Copy, Debug)]
 pub struct Breadth {
@@ -160,10 +171,8 @@ pub struct Breadth {
     pub host_wide: bool,
     /// `PyTorch`'s libraries too.
     pub tensors: bool,
-    /// Processes with UCX too, as long as it has not patched anything.
-    pub force: bool,
-    /// No processes under a seccomp filter: return probes would kill them.
-    pub spare_filtered: bool,
+    /// But not those.
+    pub sparing: Sparing,
 }
 
 /// Attaches and detaches.
@@ -176,14 +185,11 @@ pub struct Attacher {
     /// `PyTorch`'s libraries are probed too.
     tensors: bool,
     followed: HashSet<u32>,
-    /// The first look at what runs already.
-    first_look: bool,
+    phase: Phase,
     files: HashMap<FileId, Option<Vec<Site>>>,
     host_links: HashMap<FileId, (Library, Links)>,
     process_links: HashMap<(u32, FileId), Attached>,
     guard: Guard,
-    /// No probe is put in any more.
-    closed: bool,
     /// What is not probed, so that it is told once.
     spared: HashMap<(u32, FileId), Objection>,
     notices: Sender<Notice>,
@@ -208,12 +214,11 @@ impl Attacher {
             host_wide: scope.host_wide,
             tensors: scope.tensors,
             followed: HashSet::new(),
-            first_look: false,
+            phase: Phase::Usual,
             files: HashMap::new(),
             host_links: HashMap::new(),
             process_links: HashMap::new(),
-            guard: Guard::new(scope.force, scope.spare_filtered),
-            closed: false,
+            guard: Guard::new(scope.sparing),
             spared: HashMap::new(),
             notices,
             examiner,
@@ -232,9 +237,9 @@ impl Attacher {
 
     /// Follows processes that run already. Fails where all of them have to be spared.
     pub fn follow_running(&mut self, tgids: &[u32]) -> Result<(), FollowError> {
-        self.first_look = true;
+        self.phase = Phase::First;
         let result = tgids.iter().try_for_each(|tgid| self.follow(*tgid));
-        self.first_look = false;
+        self.phase = Phase::Usual;
         result?;
         let spared = |tgid: &u32| self.spared.iter().find(|((owner, _), _)| owner == tgid);
         match tgids.iter().map(spared).collect::<Option<Vec<_>>>().as_deref() {
@@ -246,11 +251,11 @@ impl Attacher {
     /// Probes what is mapped on the host now, and what its processes are likely to map.
     pub fn begin_host_wide(&mut self) {
         // Before the first probe it must be known who objects.
-        self.first_look = true;
+        self.phase = Phase::First;
         for tgid in all_processes() {
             self.survey(tgid);
         }
-        self.first_look = false;
+        self.phase = Phase::Usual;
         for file in candidates::libcuda(None) {
             self.prepare(&file, None);
         }
@@ -382,7 +387,7 @@ impl Attacher {
             .map(|(library, mapping)| (library, mapping.clone()))
             .collect();
         let libraries: HashSet<Library> = ours.iter().map(|(library, _)| *library).collect();
-        if self.first_look && libraries.contains(&Library::Cuda) {
+        if self.phase == Phase::First && libraries.contains(&Library::Cuda) {
             self.tell(Notice::AlreadyMapped { tgid });
         }
         let new_ucx = self.guard.learn(&self.host, tgid, &mappings, libraries);
@@ -408,7 +413,7 @@ impl Attacher {
             None => self.host_links.contains_key(&place.id) || self.guard.is_apart(place.library),
             Some(tgid) => self.process_links.contains_key(&(tgid, place.id)),
         };
-        if done || self.closed {
+        if done || self.phase == Phase::Closed {
             return;
         }
         let Some(file) = open() else {

@@ -6,7 +6,7 @@ use std::{fs::File, path::Path};
 use agent_common::life::FOLLOW_CHILDREN;
 use tracing::{debug, warn};
 
-use super::{Attached, Attacher, Notice, Place, elf, guard::Objection};
+use super::{Attached, Attacher, Notice, Phase, Place, elf, guard::Objection};
 use crate::{
     host::{FileId, Mapping},
     kernel::{Links, Site},
@@ -148,7 +148,7 @@ impl Attacher {
 
     /// Takes every probe out, for good; they are gone when this returns.
     pub(super) fn detach(&mut self) {
-        self.closed = true;
+        self.phase = Phase::Closed;
         let of_host = self.host_links.drain().map(|(_, (_, links))| links);
         let of_processes = self.process_links.drain().map(|(_, attached)| attached.links);
         let mut all: Vec<Links> = of_host.chain(of_processes).collect();

@@ -17,8 +17,6 @@ mod run;
 #[cfg(feature = "live")]
 mod session;
 mod stacks;
-#[cfg(feature = "live")]
-mod stop_file;
 mod texts;
 
 use std::{

@@ -9,8 +9,9 @@ use std::{
 use anyhow::Context as _;
 use rustix::process::Signal;
 
-use super::{EXIT_NOTHING_TRACED, output, precondition, say, stop_file};
+use super::{EXIT_NOTHING_TRACED, output, precondition, say};
 use crate::{
+    attach::guard::Sparing,
     cli::Recording,
     host::Host,
     kernel::{
@@ -19,6 +20,7 @@ use crate::{
         sign::{Sign, SignError, Who},
     },
     live::{Options, Session, Target},
+    stop_file,
     units::show_bytes,
 };
 
@@ -40,11 +42,13 @@ pub(super) fn start(
              (`vramscope doctor` shows what else this machine needs)"
         )));
     }
-    stop_file::check()?;
+    if stop_file::exists() {
+        return Err(precondition(stop_file::refusal()));
+    }
     let host = Host::live();
     let kill = Returns::of_this_kernel().kill(host.kernel_release());
-    let spare_filtered = kill && !recording.allow_return_probes;
-    if spare_filtered && target == Target::Host {
+    let filtered = kill && !recording.risks.allow_return_probes;
+    if filtered && target == Target::Host {
         return Err(precondition(RETURNS));
     }
     let who = Who::this(verb, folder, target == Target::Host, roots);
@@ -59,8 +63,7 @@ pub(super) fn start(
         full_commands: recording.full_commands,
         stacks: !recording.no_stacks,
         user_code: recording.user_code.clone(),
-        force: recording.force,
-        spare_filtered,
+        sparing: Sparing { ucx: !recording.risks.force, filtered },
         command: verb.to_owned(),
     };
     Session::start(&options, sign).map_err(|error| {

@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn the_kernels_number_counts_only_where_nothing_was_tried() {
         let untried = Returns::Untried(String::new());
-        let cases: &[(&Returns, Option<(u32, u32)>, bool)] = &[
+        let cases = [
             (&Returns::Harmless, Some((6, 12)), false),
             (&Returns::Kill, Some((6, 18)), true),
             (&untried, Some((6, 10)), false),
@@ -235,7 +235,7 @@ mod tests {
             (&untried, None, true),
         ];
         for (returns, release, kill) in cases {
-            assert_eq!(returns.kill(*release), *kill, "{returns:?} {release:?}");
+            assert_eq!(returns.kill(release), kill, "{returns:?} {release:?}");
         }
     }
 

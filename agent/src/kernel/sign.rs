@@ -117,6 +117,15 @@ impl Sign {
     }
 }
 
+/// The agents that run, as far as they can be seen from here.
+pub fn running(host: &Host) -> Vec<Who> {
+    let space = Who::this("", Path::new(""), false, &[]).space;
+    let seen = ids().filter_map(|id| Some((id, read_written(id)?)));
+    seen.filter(|(id, who)| who.space == space && holder(host, *id, Some(who)) != Holder::Nobody)
+        .map(|(_, who)| who)
+        .collect()
+}
+
 fn value(who: &Who) -> Result<Value, SignError> {
     let mut value = [0; ROOM];
     for (to, from) in value.iter_mut().zip(serde_json::to_vec(who)?) {

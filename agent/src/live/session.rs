@@ -29,6 +29,7 @@ use crate::{
     attach::{
         Attacher, Breadth,
         examine::{Examiner, ToExaminer},
+        guard::Sparing,
         worker::{self, Command},
     },
     cli::Detail,
@@ -85,10 +86,8 @@ pub struct Options {
     pub stacks: bool,
     /// Parts of paths of what is the user's own code, wherever it is installed.
     pub user_code: Vec<String>,
-    /// Processes with UCX are probed too.
-    pub force: bool,
-    /// Processes under a seccomp filter are not probed: this kernel would kill them.
-    pub spare_filtered: bool,
+    /// Whom not.
+    pub sparing: Sparing,
     /// The verb, for the manifest.
     pub command: String,
 }
@@ -390,8 +389,7 @@ fn start_attaching(
     let breadth = Breadth {
         host_wide: options.target == Target::Host,
         tensors: options.detail != Detail::Off,
-        force: options.force,
-        spare_filtered: options.spare_filtered,
+        sparing: options.sparing,
     };
     let Examining { guides, looks, inbox } = examining;
     let examining = Examiner::new(Host::live(), guides, looks, notices.clone());

@@ -13,7 +13,7 @@ use std::{
 };
 
 use self::entry::Entries;
-pub(crate) use self::ucx::is_ucx;
+pub(crate) use self::ucx::{is_ucx, patches as has_ucx};
 use crate::{
     host::{FileId, Host, Mapping},
     kernel::Site,
@@ -72,13 +72,19 @@ impl fmt::Display for Objection {
     }
 }
 
+/// Which processes are spared although nobody has patched anything in them yet.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sparing {
+    /// Those with UCX's hooks.
+    pub ucx: bool,
+    /// Those under a seccomp filter: on this kernel return probes would kill them.
+    pub filtered: bool,
+}
+
 /// What is known of who maps what, and what follows from it.
 #[derive(Debug, Default)]
 pub(super) struct Guard {
-    /// UCX's presence alone is no objection.
-    force: bool,
-    /// A seccomp filter is one.
-    spare_filtered: bool,
+    sparing: Sparing,
     /// Libraries that are probed process by process, although the whole host is recorded.
     apart: HashSet<Library>,
     /// Which processes map which of our libraries.
@@ -88,8 +94,8 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    pub(super) fn new(force: bool, spare_filtered: bool) -> Self {
-        Self { force, spare_filtered, ..Self::default() }
+    pub(super) fn new(sparing: Sparing) -> Self {
+        Self { sparing, ..Self::default() }
     }
 
     /// Takes in what a process maps; true where UCX was not seen in it before.
@@ -136,17 +142,17 @@ impl Guard {
 
     /// A process whose UCX objects to probes in the library, whether it maps that already or not.
     pub(super) fn any_ucx(&self, library: Library) -> Option<u32> {
-        let objects = library == Library::Cuda && !self.force;
+        let objects = library == Library::Cuda && self.sparing.ucx;
         self.ucx.iter().copied().find(|_| objects)
     }
 
     /// Why the library must not be probed in the process, going by what is known of it.
     pub(super) fn objects(&self, host: &Host, tgid: u32, library: Library) -> Option<Objection> {
-        if self.spare_filtered && host.is_filtered(tgid) != Some(false) {
+        if self.sparing.filtered && host.is_filtered(tgid) != Some(false) {
             // A process that ended has nothing to be spared, and meets no probe.
             return Some(Objection::Filtered);
         }
-        let objects = library == Library::Cuda && !self.force && self.ucx.contains(&tgid);
+        let objects = library == Library::Cuda && self.sparing.ucx && self.ucx.contains(&tgid);
         objects.then_some(Objection::Ucx)
     }
 
@@ -184,8 +190,8 @@ mod tests {
         let tree = Tree::new();
         tree.write("proc/1/status", "Seccomp:\t2\n");
         tree.write("proc/2/status", "Seccomp:\t0\n");
-        let objections = |spare_filtered: bool| {
-            let guard = Guard::new(false, spare_filtered);
+        let objections = |filtered: bool| {
+            let guard = Guard::new(Sparing { ucx: true, filtered });
             [1, 2].map(|tgid| guard.objects(&tree.host(), tgid, Library::Cuda))
         };
         assert_eq!(objections(true), [Some(Objection::Filtered), None]);
@@ -197,14 +203,14 @@ mod tests {
         let tree = Tree::new();
         let line = b"7f00-7f80 r-xp 00000000 08:01 99 /opt/ucx/lib/ucx/libucm_cuda.so.0";
         let maps = [Mapping::parse(line).unwrap()];
-        for force in [false, true] {
-            let mut guard = Guard::new(force, false);
+        for ucx in [false, true] {
+            let mut guard = Guard::new(Sparing { ucx, filtered: false });
             assert!(guard.learn(&tree.host(), 1, &maps, HashSet::from([Library::Cuda])));
             assert!(!guard.learn(&tree.host(), 1, &maps, HashSet::from([Library::Cuda])), "known");
             let objects = |library| guard.objects(&tree.host(), 1, library);
-            assert_eq!(objects(Library::Cuda), (!force).then_some(Objection::Ucx));
+            assert_eq!(objects(Library::Cuda), ucx.then_some(Objection::Ucx));
             assert_eq!(objects(Library::C10), None);
-            assert_eq!(guard.any_ucx(Library::Cuda), (!force).then_some(1));
+            assert_eq!(guard.any_ucx(Library::Cuda), ucx.then_some(1));
             assert_eq!(guard.users(Library::Cuda), [1]);
             // Another program runs in it.
             assert!(!guard.learn(&tree.host(), 1, &[], HashSet::new()));

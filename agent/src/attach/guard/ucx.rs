@@ -31,7 +31,7 @@ fn is_library(file_name: &[u8], stem: &[u8]) -> bool {
 }
 
 /// Whether the process will have its driver library patched, as far as can be seen from outside.
-pub(super) fn patches(host: &Host, tgid: u32, mappings: &[Mapping]) -> bool {
+pub(crate) fn patches(host: &Host, tgid: u32, mappings: &[Mapping]) -> bool {
     let ucx = mappings.iter().filter(|mapping| mapping.executable).filter(|mapping| {
         is_library(mapping.file_name(), b"libucm_cuda")
             || (is_library(mapping.file_name(), b"libucm") && has_hooks(host, tgid, &mapping.path))
@@ -80,7 +80,7 @@ mod tests {
         let told = told.map(|(modes, expected)| (format!("{MODE}={modes}"), expected));
         let cases = cases.map(|(text, expected)| (text.to_owned(), expected));
         for (environ, expected) in cases.into_iter().chain(told) {
-            tree.write("proc/1/environ", &format!("A=b\0{environ}\0"));
+            tree.write("proc/1/environ", format!("A=b\0{environ}\0"));
             assert_eq!(patches(&tree.host(), 1, &maps), expected, "{environ}");
         }
     }

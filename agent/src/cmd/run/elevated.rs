@@ -12,8 +12,9 @@ use anyhow::Context as _;
 use super::{Waiting, code_of, follow, wait_for};
 use crate::{
     cli::{Agent, Run},
-    cmd::{precondition, print, session, stop_file},
+    cmd::{precondition, print, session},
     live::Target,
+    stop_file,
 };
 
 /// What the recorder prints when the program may start.
@@ -69,10 +70,10 @@ fn start_recorder(args: &Run, folder: &Path, pid: u32) -> anyhow::Result<Recorde
     if recording.full_commands {
         sudo.arg("--full-commands");
     }
-    if recording.force {
+    if recording.risks.force {
         sudo.arg("--force");
     }
-    if recording.allow_return_probes {
+    if recording.risks.allow_return_probes {
         sudo.arg("--allow-return-probes");
     }
     if recording.no_stacks {

@@ -27,11 +27,12 @@ use rustix::{
 
 pub(super) use elevated::run as elevated;
 
-use super::{gate::GO, output, say, session, stop_file};
+use super::{gate::GO, output, say, session};
 use crate::{
     attach::candidates,
     cli::Run,
     live::{Session, Target},
+    stop_file,
 };
 
 /// Runs the program and passes its exit code on.

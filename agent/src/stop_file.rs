@@ -3,36 +3,41 @@
 
 use std::{fs, path::PathBuf};
 
-use super::precondition;
-
 /// Its place, where none is named. Only root can make it.
 const PATH: &str = "/run/vramscope/stop";
 /// The variable that names another one, for containers that have the host's elsewhere.
 const VARIABLE: &str = "VRAMSCOPE_STOP_FILE";
 
 /// Where it is looked for.
-pub(super) fn path() -> PathBuf {
+pub fn path() -> PathBuf {
     std::env::var_os(VARIABLE).filter(|name| !name.is_empty()).map_or(PATH.into(), PathBuf::from)
 }
 
 /// Whether it is there, as whatever kind of file.
-pub(super) fn exists() -> bool {
+pub fn exists() -> bool {
     fs::symlink_metadata(path()).is_ok()
 }
 
-/// Fails while it is there.
-pub(super) fn check() -> anyhow::Result<()> {
-    if exists() {
-        let path = path();
-        return Err(precondition(format!(
-            "recording is switched off on this host: {} exists; remove it to record again",
-            path.display()
-        )));
-    }
-    Ok(())
+/// What is said when it ends a recording.
+pub fn reason() -> String {
+    format!("the stop file {} appeared: the probes were taken out", path().display())
 }
 
-/// What is said when it ends a recording.
-pub(super) fn reason() -> String {
-    format!("the stop file {} appeared: the probes were taken out", path().display())
+/// What is said while it is there.
+pub fn refusal() -> String {
+    let path = path();
+    let path = path.display();
+    format!("recording is switched off on this host: {path} exists; remove it to record again")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_in_a_folder_of_roots() {
+        if std::env::var_os(VARIABLE).is_none() {
+            assert_eq!(path(), PathBuf::from("/run/vramscope/stop"));
+        }
+    }
 }
