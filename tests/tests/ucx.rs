@@ -155,16 +155,27 @@ fn record_makes_way_for_ucx_that_comes_later() {
     assert_eq!(said(&program.step("hook").unwrap(), "HOOK"), HOOKED);
     hooks_work(&mut program, 0);
     hold.step("alloc 4194304").unwrap();
+    // A second one, which has probes of its own by now.
+    let mut second = device.start("ucx", &[]).unwrap();
+    second.until_ready().unwrap();
+    second.step("alloc").unwrap();
+    second.step("load").unwrap();
+    recording.wait_for(&format!("tgid={}", second.pid())).unwrap();
+    second.step("init").unwrap();
+    assert_eq!(said(&second.step("hook").unwrap(), "HOOK"), HOOKED);
+    second.step("alloc").unwrap();
     let recorded = recording.stop().unwrap();
     let logged = recorded.open().unwrap();
-    assert_eq!(events_of(&logged, program.pid()), [("alloc".to_owned(), 1_048_576)]);
+    for program in [&program, &second] {
+        assert_eq!(events_of(&logged, program.pid()), [("alloc".to_owned(), 1_048_576)]);
+        told(&recorded, program.pid(), REMEDY);
+    }
     let wanted = [("alloc".to_owned(), 2_097_152), ("alloc".to_owned(), 4_194_304)];
     assert_eq!(events_of(&logged, hold.pid()), wanted);
-    told(&recorded, program.pid(), REMEDY);
     let losses = logged.losses().unwrap();
     assert_eq!(losses.get("probes_moved"), Some(&1), "{losses:?}");
     hooks_work(&mut program, 1);
-    for program in [program, hold] {
+    for program in [program, second, hold] {
         ends_well(program);
     }
 }

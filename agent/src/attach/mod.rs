@@ -32,6 +32,7 @@ use crate::{
     probes::Library,
 };
 
+pub use self::spare::TOO_LATE;
 use self::{
     examine::ToExaminer,
     guard::{Guard, Objection, Sparing},
@@ -455,6 +456,7 @@ impl Attacher {
             at_ns: clock::boot_ns(),
         });
         self.keep(place, links, Some(file));
+        self.look_at_children(place);
     }
 
     fn attach_sites(

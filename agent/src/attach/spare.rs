@@ -13,6 +13,9 @@ use crate::{
     probes::Library,
 };
 
+/// What may have happened where UCX came to a process that was probed.
+pub const TOO_LATE: &str =
+    ". If UCX was sooner than the removal of the probes, it runs without these hooks";
 /// Threads that take probes out when all go.
 const DETACHERS: usize = 16;
 
@@ -124,7 +127,11 @@ impl Attacher {
             return;
         }
         let file = path.display();
-        warn!(%file, tgid, was_probed, "not probed, its calls stay unseen: {objection}");
+        if was_probed {
+            warn!(%file, tgid, "not probed any more, its calls stay unseen: {objection}{}", TOO_LATE);
+        } else {
+            warn!(%file, tgid, "not probed, its calls stay unseen: {objection}");
+        }
         let path = path.to_owned();
         self.tell(Notice::Spared { tgid, path, objection, was_probed });
     }
@@ -146,12 +153,22 @@ impl Attacher {
         true
     }
 
+    /// Where the whole host is recorded, a process may have made children before it was followed.
+    pub(super) fn look_at_children(&mut self, place: &Place<'_>) {
+        let Some(tgid) = place.owner.filter(|_| self.host_wide) else { return };
+        for child in self.host.children(tgid) {
+            if !self.followed.contains(&child) {
+                self.look_at(child);
+            }
+        }
+    }
+
     /// Takes every probe out, for good; they are gone when this returns.
     pub(super) fn detach(&mut self) {
         self.phase = Phase::Closed;
         let of_host = self.host_links.drain().map(|(_, (_, links))| links);
         let of_processes = self.process_links.drain().map(|(_, attached)| attached.links);
-        let mut all: Vec<Links> = of_host.chain(of_processes).collect();
+        let mut all: Vec<Links> = of_host.chain(of_processes).flat_map(Links::split).collect();
         // The kernel waits at each, and for all at once no longer than for one.
         let share = all.len().div_ceil(DETACHERS).max(1);
         std::thread::scope(|scope| {
@@ -163,7 +180,9 @@ impl Attacher {
     }
 
     pub(super) fn throw_away(&self, links: Links) {
-        // The receiver lives as long as the recording; after it, dropping here is as good.
-        self.garbage.send(links).unwrap_or_default();
+        for links in links.split() {
+            // The receiver lives as long as the recording; after it, dropping here is as good.
+            self.garbage.send(links).unwrap_or_default();
+        }
     }
 }

@@ -23,7 +23,7 @@ use super::{
     stacks::Stacks,
 };
 use crate::{
-    attach::Notice,
+    attach::{Notice, TOO_LATE},
     clock::Anchor,
     decode,
     host::{CommandDetail, Host},
@@ -302,9 +302,12 @@ impl Books {
             }
             Notice::Spared { tgid, path, objection, was_probed } => {
                 let proc_id = self.lives.current(tgid).map(|life| life.proc_id.0);
-                let until = if was_probed { " any more" } else { "" };
                 let path = path.display();
-                let text = format!("{path} is not probed{until} in pid {tgid}: {objection}");
+                let text = if was_probed {
+                    format!("{path} is not probed any more in pid {tgid}: {objection}{TOO_LATE}")
+                } else {
+                    format!("{path} is not probed in pid {tgid}: {objection}")
+                };
                 self.annotate(proc_id, "warning", text, None);
                 self.lost(Some(tgid), "library_not_probed", 1, None);
             }
