@@ -29,7 +29,7 @@ fn holding(device: &SimDevice) -> Running {
 }
 
 /// The command ends with "another one runs", and names it.
-fn refused(command: Command, first: &Recorder, log: &Path) {
+fn refused(command: &Command, first: &Recorder, log: &Path) {
     let output = ended(command);
     let text = said(&output);
     assert_eq!(output.status.code(), Some(3), "{text}");
@@ -40,7 +40,7 @@ fn refused(command: Command, first: &Recorder, log: &Path) {
 }
 
 /// What becomes of a command that should not start to record; one that does is ended.
-fn ended(command: Command) -> Output {
+fn ended(command: &Command) -> Output {
     let mut limited = Command::new("timeout");
     limited.args(["--signal=INT", "20"]).arg(command.get_program()).args(command.get_args());
     for (name, value) in command.get_envs() {
@@ -63,14 +63,14 @@ fn beside_a_recorder_of_the_host_nothing_else_starts() {
     let first = agent(&device, "first").record().unwrap();
     let log = device.folder().join("first");
     let second = agent(&device, "second");
-    refused(second.command("record"), &first, &log);
+    refused(&second.command("record"), &first, &log);
     let mut attach = second.command("attach");
     attach.arg(hold.pid().to_string());
-    refused(attach, &first, &log);
+    refused(&attach, &first, &log);
     let mark = device.folder().join("started");
     let mut run = second.command("run");
     run.arg("--").arg("touch").arg(&mark);
-    refused(run, &first, &log);
+    refused(&run, &first, &log);
     assert!(!mark.exists(), "the program was started, unrecorded");
     assert!(!device.folder().join("second").exists(), "a log was begun");
     // The first one goes on.
@@ -89,7 +89,7 @@ fn an_agent_in_another_container_is_seen() {
         let mut command = Command::new("unshare");
         command.args(spaces).arg(plain.get_program()).args(plain.get_args());
         command.envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));
-        refused(command, &first, &log);
+        refused(&command, &first, &log);
     }
     first.stop().unwrap();
 }
@@ -140,11 +140,11 @@ fn programs_that_have_nothing_to_do_with_each_other_run_at_once() {
     let third = agent(&device, "third");
     let mut attach = third.command("attach");
     attach.arg(pid.to_string());
-    let output = ended(attach);
+    let output = ended(&attach);
     let text = said(&output);
     assert_eq!(output.status.code(), Some(3), "{text}");
     assert!(text.contains(&log.display().to_string()), "{text}");
-    let output = ended(third.command("record"));
+    let output = ended(&third.command("record"));
     assert_eq!(output.status.code(), Some(3), "{}", said(&output));
 
     for recorded in [one.finish().unwrap(), other.finish().unwrap()] {
@@ -185,7 +185,7 @@ fn the_stop_file_ends_a_recording_of_the_host() {
     let mark = device.folder().join("started");
     let mut run = agent(&device, "other").command("run");
     run.arg("--").arg("touch").arg(&mark);
-    let output = ended(run);
+    let output = ended(&run);
     let text = said(&output);
     assert_eq!(output.status.code(), Some(3), "{text}");
     assert!(text.contains(&stop.display().to_string()) && text.contains("remove"), "{text}");
