@@ -75,6 +75,10 @@ pub enum Command {
     #[cfg(feature = "live")]
     #[command(name = "__agent", hide = true)]
     Agent(Agent),
+    /// The child that tries what return probes do to a filtered process.
+    #[cfg(feature = "live")]
+    #[command(name = crate::kernel::returns::VERB, hide = true)]
+    Filtered(Filtered),
 }
 
 /// What every recording verb takes.
@@ -108,6 +112,21 @@ pub struct Recording {
     /// Record whole command lines, which may hold secrets.
     #[arg(long)]
     pub full_commands: bool,
+    /// What is dared.
+    #[command(flatten)]
+    pub risks: Risks,
+}
+
+/// What vramscope does not do to a process unless told.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct Risks {
+    /// Record processes with UCX too, which then runs without its CUDA hooks and so more slowly.
+    /// Code that UCX has patched already is never probed.
+    #[arg(long)]
+    pub force: bool,
+    /// Probe processes under a seccomp filter too, on a kernel that may kill them for it.
+    #[arg(long)]
+    pub allow_return_probes: bool,
 }
 
 /// How much is recorded of tensors.
@@ -323,6 +342,15 @@ pub struct Gate {
     /// The program and its arguments.
     #[arg(last = true, required = true)]
     pub command: Vec<std::ffi::OsString>,
+}
+
+/// The child that tries what return probes do to a filtered process.
+#[cfg(feature = "live")]
+#[derive(Debug, Args)]
+pub struct Filtered {
+    /// Make a forbidden call.
+    #[arg(long)]
+    pub forbidden: bool,
 }
 
 /// The elevated half of `run`.

@@ -218,14 +218,24 @@ struct heap *heap_free(CUdeviceptr addr)
     return region->heap;
 }
 
-uint64_t heap_block_bytes(CUdeviceptr addr)
+uint64_t heap_find(CUdeviceptr addr, CUdeviceptr *base)
 {
     size_t granule = arena_granule(addr);
     struct region *region = granule == SIZE_MAX ? NULL : region_of[granule];
-    if (!region || (addr - region->base) % region->block_bytes)
+    if (!region)
         return 0;
     uint64_t index = (addr - region->base) / region->block_bytes;
-    return region->live[index / 64] >> (index % 64) & 1 ? region->block_bytes : 0;
+    if (!(region->live[index / 64] & 1ull << (index % 64)))
+        return 0;
+    *base = region->base + index * region->block_bytes;
+    return region->block_bytes;
+}
+
+uint64_t heap_block_bytes(CUdeviceptr addr)
+{
+    CUdeviceptr base;
+    uint64_t bytes = heap_find(addr, &base);
+    return bytes && base == addr ? bytes : 0;
 }
 
 void heap_trim(struct heap *heap, uint64_t keep_bytes)

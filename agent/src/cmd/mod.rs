@@ -102,6 +102,11 @@ pub fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Gate(args) => gate::run(&args),
         #[cfg(feature = "live")]
         Command::Agent(args) => run::elevated(&args),
+        #[cfg(feature = "live")]
+        Command::Filtered(args) => {
+            crate::kernel::returns::child(args.forbidden).context("meet a probe")?;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Report(args) => report::run(&args, color),
         Command::Stacks(args) => stacks::run(&args),
         Command::Recover(args) => recover::run(&args),

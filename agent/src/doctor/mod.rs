@@ -24,7 +24,12 @@ use serde::Serialize;
 pub use self::{elf::exported, libcuda::find as find_libcuda, render::render};
 use crate::{
     host::Host,
+    kernel::{
+        returns::Returns,
+        sign::{self, Who},
+    },
     nvml::{Driver, Gpu, GpuReader as _, NvmlReader},
+    stop_file,
 };
 
 /// Outcome of a check.
@@ -104,6 +109,12 @@ pub struct System {
     pub arch: &'static str,
     /// BPF of the kernel.
     pub features: Features,
+    /// What return probes do to filtered processes.
+    pub returns: Returns,
+    /// Agents that record on this host.
+    pub agents: Vec<Who>,
+    /// Recording is switched off: why.
+    pub stopped: Option<String>,
     /// Driver and devices, or why NVML is not there.
     pub nvml: Result<(Driver, Vec<Gpu>), String>,
     /// Hard limit of open files; `None` is no limit.
@@ -120,10 +131,14 @@ impl System {
         let nvml = NvmlReader::open()
             .map(|reader| (reader.driver().clone(), reader.devices().to_vec()))
             .map_err(|absent| absent.to_string());
+        let host = Host::live();
         Self {
-            host: Host::live(),
+            agents: sign::running(&host),
+            stopped: stop_file::exists().then(stop_file::refusal),
+            host,
             arch: std::env::consts::ARCH,
             features: Features::probe(),
+            returns: Returns::of_this_kernel(),
             nvml,
             open_files: getrlimit(Resource::Nofile).maximum,
             locked_memory: getrlimit(Resource::Memlock).maximum,
@@ -156,7 +171,9 @@ pub fn checks_of(system: &System, symbols: &[&str]) -> Vec<Check> {
         driver::nvml(system),
     ];
     all.extend(driver::libraries(system, &mapped, symbols));
-    all.push(surroundings::ucx(&mapped));
+    all.push(surroundings::stop_file(system));
+    all.push(surroundings::agents(system));
+    all.push(surroundings::ucx(system));
     all.push(surroundings::criu(system));
     all.push(surroundings::disk(system));
     all

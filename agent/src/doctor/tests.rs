@@ -1,5 +1,7 @@
 //! Checks over made-up systems.
 
+use std::path::Path;
+
 use super::*;
 use crate::{host::testing::Tree, nvml::testing::gpu};
 
@@ -34,6 +36,9 @@ fn system(tree: &Tree) -> System {
         host: tree.host(),
         arch: "x86_64",
         features: Features { probes: Some(true), ring_buffer: Some(true), cookies: Some(true) },
+        returns: Returns::Untried("in a test".to_owned()),
+        agents: Vec::new(),
+        stopped: None,
         nvml: Ok((driver, vec![gpu(0), gpu(1)])),
         open_files: Some(1 << 20),
         locked_memory: Some(64 << 10),
@@ -93,7 +98,7 @@ fn one_changed_file_is_one_finding() {
             "6.12.3-amd64",
             "seccomp and return probes",
             Status::Warn,
-            "kernel 6.12",
+            "in a test",
         ),
         ("proc/self/status", "CapEff:\t0", "privileges", Status::Fail, "CAP_BPF"),
         // Everything but CAP_DAC_READ_SEARCH (bit 2).
@@ -171,6 +176,13 @@ fn the_seccomp_fault_is_of_some_kernels_on_one_processor() {
     for release in ["6.10.9", "6.14.0-rc1", "7.0", "5.15.0"] {
         assert_eq!(status(release, "x86_64"), Status::Ok, "{release}");
     }
+    // What was tried counts, not the number.
+    let tree = tree();
+    let tried = |returns: Returns| System { returns, ..system(&tree) };
+    assert_only(&tried(Returns::Kill), "seccomp and return probes", Status::Warn, "kills filtered");
+    tree.write("proc/sys/kernel/osrelease", "6.12.3");
+    let name = "seccomp and return probes";
+    assert_eq!(one(&tried(Returns::Harmless), name).status, Status::Ok);
 }
 
 #[test]
@@ -227,13 +239,26 @@ fn mapped_libraries_are_found() {
     assert_eq!(values.len(), 2);
     assert!(values[1].starts_with("/venv/lib/libcuda.so.9 of pid 4"), "{}", values[1]);
     assert!(values[1].contains(" and 1 more"), "{}", values[1]);
-    tree.write("proc/44/maps", line("/ucx/lib/libucm_cuda.so.0"));
-    assert_eq!(one(&system(&tree), "UCX").status, Status::Ok, "7 is the libcuda's inode");
-    tree.write("proc/44/maps", line("/ucx/lib/libucm_cuda.so.0").replace(" 7 ", " 8 "));
-    let ucx = one(&system(&tree), "UCX");
-    assert_eq!(ucx.status, Status::Warn);
-    assert!(ucx.value.contains("pid 44"));
-    assert!(ucx.remedy.is_some_and(|text| text.contains("UCX_MEM_CUDA_HOOK_MODE=reloc")));
+}
+
+#[test]
+fn what_must_be_got_along_with_is_told() {
+    let tree = tree();
+    assert_eq!(one(&system(&tree), "UCX").status, Status::Ok);
+    let line = "1000-2000 r-xp 00000000 00:01 7 /ucx/lib/libucm_cuda.so.0\n";
+    tree.write("proc/44/maps", line);
+    assert_only(&system(&tree), "UCX", Status::Warn, "pid 44");
+    let remedy = one(&system(&tree), "UCX").remedy.unwrap();
+    assert!(remedy.contains("UCX_MEM_CUDA_HOOK_MODE=reloc"), "{remedy}");
+    tree.write("proc/44/environ", "UCX_MEM_CUDA_HOOK_MODE=reloc\0");
+    assert_eq!(one(&system(&tree), "UCX").status, Status::Ok);
+
+    let stopped = Some("/run/vramscope/stop exists".to_owned());
+    let stopped = System { stopped, ..system(&tree) };
+    assert_only(&stopped, "stop file", Status::Fail, "/run/vramscope/stop");
+    let who = Who::this("record", Path::new("/var/log/vramscope"), true, &[]);
+    let beside = System { agents: vec![who], ..system(&tree) };
+    assert_only(&beside, "other agents", Status::Warn, "/var/log/vramscope");
 }
 
 #[test]

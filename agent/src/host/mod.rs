@@ -28,7 +28,7 @@ pub use self::{
     identity::{CommandDetail, Identity},
     libs::{LibKind, Library},
     maps::Mapping,
-    open::{BoundedElf, ElfSource},
+    open::{BoundedElf, ElfSource, FileId, open_regular},
     ordinals::ordinal_map,
     stat::{ProcessUsage, Stat},
 };
@@ -104,6 +104,22 @@ impl Host {
         entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
     }
 
+    /// The children of a process, whichever of its threads made them; none where the kernel does not
+    /// list them (`CONFIG_PROC_CHILDREN`).
+    pub fn children(&self, pid: u32) -> Vec<u32> {
+        let Ok(threads) = std::fs::read_dir(self.process_path(pid, "task")) else {
+            return Vec::new();
+        };
+        let lists = threads
+            .flatten()
+            .filter_map(|thread| text::read_bounded(&thread.path().join("children"), TEXT_LIMIT));
+        let ids = |list: Vec<u8>| -> Vec<u32> {
+            let list = String::from_utf8_lossy(&list);
+            list.split_ascii_whitespace().filter_map(|id| id.parse().ok()).collect()
+        };
+        lists.flat_map(ids).collect()
+    }
+
     /// Reads a text file below the root, at most [`TEXT_LIMIT`] bytes of it.
     fn read(&self, relative: impl AsRef<Path>) -> Option<Vec<u8>> {
         text::read_bounded(&self.path(relative), TEXT_LIMIT)
@@ -144,3 +160,20 @@ pub(crate) fn parse_as_every_text(content: &[u8]) -> usize {
 
 #[cfg(test)]
 pub(crate) mod testing;
+
+#[cfg(test)]
+mod tests {
+    use super::testing::Tree;
+
+    #[test]
+    fn children_of_all_threads() {
+        let tree = Tree::new();
+        tree.write("proc/7/task/7/children", "8 9 ");
+        tree.write("proc/7/task/12/children", "13\n");
+        tree.write("proc/7/task/14/children", "");
+        let mut children = tree.host().children(7);
+        children.sort_unstable();
+        assert_eq!(children, [8, 9, 13]);
+        assert!(tree.host().children(8).is_empty());
+    }
+}

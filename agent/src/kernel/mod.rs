@@ -2,6 +2,8 @@
 
 pub mod btf;
 mod multi;
+pub mod returns;
+pub mod sign;
 
 use std::{io, num::NonZeroU32, os::fd::OwnedFd, path::Path};
 
@@ -82,6 +84,15 @@ pub enum KernelError {
 pub struct Links {
     multi: Vec<OwnedFd>,
     single: Vec<UProbeLink>,
+}
+
+impl Links {
+    /// Each of them alone: the kernel waits at each that goes, and can wait for all at once.
+    pub fn split(self) -> impl Iterator<Item = Self> {
+        let multi = self.multi.into_iter().map(|link| Self { multi: vec![link], single: vec![] });
+        let single = (!self.single.is_empty()).then_some(self.single);
+        multi.chain(single.map(|single| Self { multi: Vec::new(), single }))
+    }
 }
 
 /// A row of the probe table and where its function starts in a file.

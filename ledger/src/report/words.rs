@@ -163,6 +163,13 @@ const LOSSES: &[(&str, Meaning)] = &[
         account("libraries not probed: calls through them were not seen, their memory is missing"),
     ),
     (
+        "probes_moved",
+        account(
+            "times that the probes of a process were taken out and put in again: calls of those \
+             milliseconds were not seen",
+        ),
+    ),
+    (
         "log_write_failed",
         account(
             "rows not written, their events are missing: the log could not be written (disk full?)",

@@ -6,7 +6,7 @@ use std::{
     fs::{self, File},
     hash::{DefaultHasher, Hash, Hasher},
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Output},
 };
 
 use anyhow::{Context, Result, bail};
@@ -37,6 +37,14 @@ const LIBRARY_FLAGS: &[&str] = &[
 const ARCH_FLAGS: &[&str] = &["-fcf-protection=none"];
 #[cfg(not(target_arch = "x86_64"))]
 const ARCH_FLAGS: &[&str] = &[];
+/// Stripped as the real one is; addresses differ from file offsets, so that a tool which takes one
+/// for the other attaches in the wrong place. The real driver's functions have large frames: the long
+/// form of `sub $n, %rsp` makes every prologue long enough for UCX, which replaces its first 12 bytes.
+#[cfg(target_arch = "x86_64")]
+const DRIVER_FLAGS: &[&str] =
+    &["-s", "-Wl,-Ttext-segment=0x200000", "-mpreferred-stack-boundary=8"];
+#[cfg(not(target_arch = "x86_64"))]
+const DRIVER_FLAGS: &[&str] = &["-s", "-Wl,-Ttext-segment=0x200000"];
 const WARNINGS: &[&str] =
     &["-Wall", "-Wextra", "-Werror", "-Wmissing-prototypes", "-Wno-deprecated-declarations"];
 const PROGRAM_FLAGS: &[&str] =
@@ -71,12 +79,11 @@ const LIBRARIES: &[Library] = &[
             "external.c",
             "graph.c",
             "module.c",
+            "range.c",
             "procaddr.c",
             "state.c",
         ],
-        // Stripped as the real one is; addresses differ from file offsets, so that a tool which
-        // takes one for the other attaches in the wrong place.
-        flags: &["-s", "-Wl,-Ttext-segment=0x200000"],
+        flags: DRIVER_FLAGS,
     },
     Library { soname: "libnvidia-ml.so.1", sources: &["nvml.c", "state.c"], flags: &["-s"] },
     Library {
@@ -124,11 +131,13 @@ const PROGRAMS: &[(&str, &str, &[&str])] = &[
         "native_stacks.c",
         &["-l:libcuda.so.1", "-ldl", "-O2", "-fomit-frame-pointer", "-s", "-rdynamic"],
     ),
+    ("patcher", "patcher.c", &["-l:libcuda.so.1"]),
     ("runtime_shared", "runtime.c", &["-l:libcudart.so.12"]),
     ("runtime_static", "runtime.c", &["-l:libcudart_static.a", "-ldl"]),
     ("smi", "smi.c", &["-l:libnvidia-ml.so.1"]),
     ("threads", "threads.c", &["-l:libcuda.so.1"]),
     ("torch_like", "torch_like.c", &["-l:libc10_cuda.so"]),
+    ("ucx", "ucx.c", &["-l:libcuda.so.1", "-ldl"]),
     ("vmm_nccl", "vmm_nccl.c", &["-l:libcuda.so.1"]),
 ];
 
@@ -156,7 +165,7 @@ pub(super) fn build() -> Result<Sim> {
 }
 
 /// The folder that cargo builds into: where this program lies, else the workspace's own.
-fn target_dir(here: &Path) -> PathBuf {
+pub(crate) fn target_dir(here: &Path) -> PathBuf {
     let of_program = env::current_exe().ok().and_then(|program| {
         let tagged = program.ancestors().find(|folder| folder.join("CACHEDIR.TAG").exists());
         tagged.map(Path::to_owned)
@@ -286,9 +295,14 @@ impl Compiler {
 }
 
 fn run(command: &mut Command) -> Result<()> {
+    output(command).map(drop)
+}
+
+/// What the command printed; an error where it fails.
+pub(crate) fn output(command: &mut Command) -> Result<Output> {
     let output = command.output().with_context(|| format!("run {command:?}"))?;
     if !output.status.success() {
         bail!("{command:?} failed: {}", String::from_utf8_lossy(&output.stderr));
     }
-    Ok(())
+    Ok(output)
 }

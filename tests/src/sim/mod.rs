@@ -5,7 +5,7 @@
 //! [`Sim::device`] gives a test GPUs of its own; [`SimDevice::program`] is a command that runs on
 //! them; [`Running`] drives it and [`truth`] reads what it prints.
 
-mod build;
+pub(crate) mod build;
 mod program;
 #[cfg(test)]
 mod tests;
