@@ -1,0 +1,160 @@
+//! Scenario tests on other kernels: Debian's, in virtual machines.
+//!
+//! The agent, the simulated GPU and the tests are those of this machine, packed with the libraries
+//! that they need into an initial file system; nothing is installed, in the machines or here (but
+//! for QEMU, where root lacks it). What the tests hold the agent to is the same as on this machine's
+//! kernel.
+
+mod archive;
+mod vm;
+
+use super::{Args, Part, libtest, machine, machine::Obstacle};
+use crate::{sh, tally::Tally};
+use anyhow::{Context as _, Result};
+use archive::Archive;
+use std::{
+    env,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+const FETCH: &str = "tests/kernels/fetch.py";
+/// Where kernels and file systems are, within the target folder.
+const FOLDER: &str = "kernels";
+/// How long a machine may take, emulated on a slow host.
+const PATIENCE: Duration = Duration::from_mins(20);
+
+/// Tests that are run in each machine: those of a file, and what of it is left out.
+const TESTS: [(&str, &[&str]); 1] = [("order", &[])];
+
+/// A kernel of Debian's.
+struct Kernel {
+    package: String,
+    version: String,
+    image: PathBuf,
+}
+
+pub(super) fn run(args: &Args) -> Part {
+    if !args.full && !args.kernel {
+        let reason = "only with --kernel or --full: it boots Debian's kernels in virtual machines";
+        return Ok(Err(Obstacle::of_the_machine(reason)));
+    }
+    if env::consts::ARCH != "x86_64" {
+        return Ok(Err(Obstacle::of_the_machine("Debian's kernels are pinned for x86-64 only")));
+    }
+    if let Some(obstacle) = machine::compiler_obstacle().or_else(vm::obstacle) {
+        return Ok(Err(obstacle));
+    }
+    let folder = sh::target_dir()?.join(FOLDER);
+    let kernels = fetch(&folder)?;
+    let initial = folder.join("initial.cpio");
+    pack(&initial, &folder)?;
+    let mut total = Tally::default();
+    for kernel in kernels {
+        total += boot(&kernel, &initial, &folder)?;
+    }
+    Ok(Ok(total))
+}
+
+fn fetch(folder: &Path) -> Result<Vec<Kernel>> {
+    let mut fetch = sh::command("python3")?;
+    println!("$ {}", sh::line(fetch.arg(FETCH).arg(folder)));
+    let found = sh::output(&mut fetch)?;
+    let kernel = |line: &str| {
+        let mut words = line.splitn(3, ' ').map(str::to_owned);
+        let (package, version) = (words.next()?, words.next()?);
+        Some(Kernel { package, version, image: words.next()?.into() })
+    };
+    found.lines().map(kernel).collect::<Option<_>>().context("read what fetch.py found")
+}
+
+/// The initial file system.
+fn pack(to: &Path, scratch: &Path) -> Result<()> {
+    let agent = machine::build_agent()?;
+    let programs = test_programs()?;
+    let program = |name: &str| {
+        let found = programs.iter().find(|(known, _)| known == name);
+        found.map(|(_, path)| path).with_context(|| format!("cargo built no {name}"))
+    };
+    let mut archive = Archive::create(to)?;
+    for folder in ["dev", "proc", "sys", "tmp"] {
+        archive.folder(&Path::new("/").join(folder))?;
+    }
+    archive.program(Path::new("/init"), program("vm_init")?, scratch)?;
+    archive.program(Path::new("/bin/vramscope"), &agent, scratch)?;
+    let mut steps = String::from("3 /bin/vramscope doctor\n");
+    for (name, left_out) in TESTS {
+        let path = format!("/tests/{name}");
+        archive.program(Path::new(&path), program(name)?, scratch)?;
+        let skips: String = left_out.iter().map(|test| format!(" --skip {test}")).collect();
+        steps += &format!("0 {path} --test-threads=1 --show-output{skips}\n");
+    }
+    archive.bytes(Path::new("/steps"), 0o644, steps.as_bytes())?;
+    simulation(&mut archive, program("sim_folder")?)?;
+    archive.finish()
+}
+
+/// The simulated GPU and its programs.
+fn simulation<W: std::io::Write>(archive: &mut Archive<W>, sim_folder: &Path) -> Result<()> {
+    let folder = sh::output(&mut sh::command(sim_folder)?)?;
+    let folder = Path::new(folder.trim_end());
+    archive.files(Path::new("/sim"), folder)?;
+    let programs = folder.join("bin");
+    for entry in std::fs::read_dir(&programs).context("list the simulation's programs")? {
+        archive.libraries(&entry?.path())?;
+    }
+    Ok(())
+}
+
+/// Builds the tests' programs: names and paths.
+fn test_programs() -> Result<Vec<(String, PathBuf)>> {
+    let mut build = sh::cargo()?;
+    build.args(["test", "--locked", "--no-run", "-p", "agent-tests", "--message-format=json"]);
+    println!("$ {}", sh::line(&build));
+    let mut found = Vec::new();
+    for message in sh::output(&mut build)?.lines() {
+        let message: serde_json::Value =
+            serde_json::from_str(message).context("parse a message of cargo")?;
+        let (name, path) = (message["target"]["name"].as_str(), message["executable"].as_str());
+        // Programs come twice: as they are, and with a harness that tests them.
+        let is_test = message["profile"]["test"].as_bool() == Some(true);
+        let of_tests = message["target"]["kind"][0].as_str() == Some("test");
+        if let (Some(name), Some(path)) = (name, path)
+            && is_test == of_tests
+        {
+            found.push((name.to_owned(), path.into()));
+        }
+    }
+    Ok(found)
+}
+
+/// Starts a machine and counts what passed in it. Each step is a check too, and so is the end.
+fn boot(kernel: &Kernel, initial: &Path, folder: &Path) -> Result<Tally> {
+    println!("-- {} {}", kernel.package, kernel.version);
+    let console = folder.join(format!("{}.log", kernel.package));
+    let started = Instant::now();
+    let mut output = libtest::Output::default();
+    let mut total = Tally::default();
+    let mut is_done = false;
+    let end = vm::run(&kernel.image, initial, &console, PATIENCE, |line| {
+        if let Some(verdict) = line.strip_prefix("VM END ") {
+            let fine = verdict.ends_with(" as expected") && !verdict.contains("NOT");
+            total += if fine { Tally::PASSED } else { Tally::FAILED };
+        }
+        is_done |= line == "VM DONE";
+        if output.take(line) {
+            println!("{line}");
+        }
+    })?;
+    total += output.finish(true);
+    if !is_done {
+        println!(
+            "{} ended early ({end:?}); its words are in {}",
+            kernel.package,
+            console.display()
+        );
+        total += Tally::FAILED;
+    }
+    println!("{} {}: {total} ({} s)", kernel.package, kernel.version, started.elapsed().as_secs());
+    Ok(total)
+}
