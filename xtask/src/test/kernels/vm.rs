@@ -20,7 +20,6 @@ const MEMORY_MIB: &str = "3072";
 const CPUS: &str = "2";
 
 /// How a machine came to its end.
-#[derive(Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// It turned itself off, or crashed.
     Itself,
