@@ -2,7 +2,8 @@
 //!
 //! Mounts what the agent and the tests need, runs each line of `/steps` (`PROGRAM
 //! ARGUMENT...`; no quoting) and tells on the second serial line what became of it: `VM BEGIN` and
-//! the command, its output, `VM END` and its exit code. `VM DONE` comes after the last step; without
+//! the command, its output, `VM END` and its exit code. `/pythons` lists the interpreters for
+//! the tests. `VM DONE` comes after the last step; without
 //! it the machine ended early.
 
 use std::{
@@ -62,11 +63,16 @@ fn already_there(error: io::Error) -> io::Result<()> {
 
 fn steps(console: &mut File) -> Result<()> {
     let steps = fs::read_to_string("/steps").context("read /steps")?;
+    let pythons = fs::read_to_string("/pythons").context("read /pythons")?;
     for step in steps.lines() {
         let mut words = step.split(' ');
         let program = words.next().with_context(|| format!("no program in the step {step:?}"))?;
         let mut command = Command::new(program);
-        command.args(words).envs(ENVIRONMENT).stdin(Stdio::null());
+        command
+            .args(words)
+            .envs(ENVIRONMENT)
+            .env("VRAMSCOPE_TEST_PYTHONS", &pythons)
+            .stdin(Stdio::null());
         command.stdout(console.try_clone()?).stderr(console.try_clone()?);
         writeln!(console, "VM BEGIN {step}")?;
         let status = command.status().with_context(|| format!("run {program}"))?;

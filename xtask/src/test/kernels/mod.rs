@@ -8,7 +8,7 @@
 mod archive;
 mod vm;
 
-use super::{Args, Part, libtest, machine, machine::Obstacle};
+use super::{Args, Part, libtest, machine, machine::Obstacle, pythons};
 use crate::{sh, tally::Tally};
 use anyhow::{Context as _, Result};
 use archive::Archive;
@@ -28,14 +28,15 @@ const PATIENCE: Duration = Duration::from_mins(30);
 /// Tests that are run in each machine: those of a file, and what of it is left out.
 const TESTS: [(&str, &[&str]); 9] = [
     ("kernels", &[]),
-    ("order", &[]),
+    // Two million calls: more than an emulated processor makes in the time that a test has.
+    ("order", &["sixty_four_threads_race"]),
     ("rows", &[]),
     ("totals", &[]),
     ("life", &[]),
     ("attach", &[]),
     ("contexts", &[]),
-    ("loss", &[]),
     ("native_stacks", &[]),
+    ("python_stacks", &[]),
 ];
 
 /// A kernel of Debian's.
@@ -59,7 +60,7 @@ pub(super) fn run(args: &Args) -> Part {
     let folder = sh::target_dir()?.join(FOLDER);
     let kernels = fetch(&folder)?;
     let initial = folder.join("initial.cpio");
-    pack(&initial, &folder)?;
+    pack(&initial, &folder, &pythons::fetch()?)?;
     let mut total = Tally::default();
     for kernel in kernels {
         total += boot(&kernel, &initial, &folder)?;
@@ -80,7 +81,7 @@ fn fetch(folder: &Path) -> Result<Vec<Kernel>> {
 }
 
 /// The initial file system.
-fn pack(to: &Path, scratch: &Path) -> Result<()> {
+fn pack(to: &Path, scratch: &Path, python: &Path) -> Result<()> {
     let agent = machine::build_agent()?;
     let programs = test_programs()?;
     let program = |name: &str| {
@@ -103,6 +104,7 @@ fn pack(to: &Path, scratch: &Path) -> Result<()> {
     }
     archive.bytes(Path::new("/steps"), 0o644, steps.join("\n").as_bytes())?;
     simulation(&mut archive, program("sim_folder")?)?;
+    interpreter(&mut archive, python)?;
     archive.finish()
 }
 
@@ -116,6 +118,16 @@ fn simulation<W: std::io::Write>(archive: &mut Archive<W>, sim_folder: &Path) ->
         archive.libraries(&entry?.path())?;
     }
     Ok(())
+}
+
+/// CPython, and the programs in Python: where they lie on this machine, as the tests and the
+/// interpreter know these paths.
+fn interpreter<W: std::io::Write>(archive: &mut Archive<W>, python: &Path) -> Result<()> {
+    let installed = python.ancestors().nth(2).context("the interpreter is in usr/bin")?;
+    archive.files(installed, installed)?;
+    let programs = sh::root()?.join("tests/programs");
+    archive.files(&programs, &programs)?;
+    archive.bytes(Path::new("/pythons"), 0o644, python.display().to_string().as_bytes())
 }
 
 /// Builds the tests' programs: names and paths.
