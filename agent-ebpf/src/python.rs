@@ -181,8 +181,8 @@ fn slot_of(thread: &Thread, code: u64) -> usize {
     place(slot | (sign(other | other.wrapping_neg()) & 1) as usize)
 }
 
-/// The same place in `Thread::known`. Verifiers before 6.10 know nothing of what comes of an `or` or
-/// `xor` of two numbers; a mask tells them, where the compiler does not see that it changes nothing.
+/// The same place in `Thread::known`. Older verifiers (6.1 is one) know nothing of what an `or` or
+/// `xor` of two numbers gives; a mask tells them, where the compiler does not see it to be needless.
 #[inline(always)]
 fn place(slot: usize) -> usize {
     opaque(slot as u64) as usize & (KNOWN_CODES - 1)
