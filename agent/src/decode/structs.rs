@@ -47,15 +47,11 @@ impl Structure {
         };
         Some(match shape {
             Struct::Flat => of([first, second, 0], [low(third), high(third)], 0),
-            Struct::Deep => {
-                of([first, second, third], [low(fourth), high(fourth)], low(fifth))
-            }
+            Struct::Deep => of([first, second, third], [low(fourth), high(fourth)], low(fifth)),
             Struct::FlatV1 => of([low(first), high(first), 0], [low(second), high(second)], 0),
-            Struct::DeepV1 => of(
-                [low(first), high(first), low(second)],
-                [high(second), low(third)],
-                high(third),
-            ),
+            Struct::DeepV1 => {
+                of([low(first), high(first), low(second)], [high(second), low(third)], high(third))
+            }
             _ => return None,
         })
     }

@@ -55,11 +55,15 @@ pub(super) fn uprobes(system: &System) -> Check {
 
 pub(super) fn btf(system: &System) -> Check {
     let name = "BTF";
-    if system.host.path("sys/kernel/btf/vmlinux").exists() {
-        return Check::ok(name, "/sys/kernel/btf/vmlinux");
+    if !system.host.path("sys/kernel/btf/vmlinux").exists() {
+        let remedy =
+            "use a kernel with CONFIG_DEBUG_INFO_BTF; in a container mount /sys/kernel/btf";
+        return Check::fail(name, "the kernel does not describe its types", remedy);
     }
-    let remedy = "use a kernel with CONFIG_DEBUG_INFO_BTF; in a container mount /sys/kernel/btf";
-    Check::fail(name, "the kernel does not describe its types", remedy)
+    match &system.types {
+        Ok(()) => Check::ok(name, "/sys/kernel/btf/vmlinux"),
+        Err(why) => Check::fail(name, why.as_str(), "use a kernel that docs/kernels.md names"),
+    }
 }
 
 pub(super) fn ring_buffer(system: &System) -> Check {
@@ -68,6 +72,22 @@ pub(super) fn ring_buffer(system: &System) -> Check {
 
 pub(super) fn cookies(system: &System) -> Check {
     feature("attach cookies", system.features.cookies, "use kernel 5.15 or later")
+}
+
+/// Without them everything is recorded all the same.
+pub(super) fn multi_links(system: &System) -> Check {
+    let name = "many probes a link";
+    match system.features.multi_links {
+        Some(true) => Check::ok(name, "supported"),
+        Some(false) => {
+            let value = "not supported, or not with a filter that works: each probe is a link of \
+                         its own, and nothing less is recorded";
+            let remedy = "use kernel 6.10 or later; until then taking the probes of a process out \
+                          takes the kernel seconds, in which new ones wait";
+            Check::warn(name, value, remedy)
+        }
+        None => unknown(name, "not known"),
+    }
 }
 
 fn feature(name: &'static str, supported: Option<bool>, remedy: &str) -> Check {

@@ -35,7 +35,13 @@ fn system(tree: &Tree) -> System {
     System {
         host: tree.host(),
         arch: "x86_64",
-        features: Features { probes: Some(true), ring_buffer: Some(true), cookies: Some(true) },
+        features: Features {
+            probes: Some(true),
+            ring_buffer: Some(true),
+            cookies: Some(true),
+            multi_links: Some(true),
+        },
+        types: Ok(()),
         returns: Returns::Untried("in a test".to_owned()),
         agents: Vec::new(),
         stopped: None,
@@ -156,10 +162,19 @@ fn features_of_the_kernel() {
     assert_only(&with(old), "ring buffer", Status::Fail, "5.8");
     let old = Features { cookies: Some(false), ..all };
     assert_only(&with(old), "attach cookies", Status::Fail, "5.15");
+    let old = Features { multi_links: Some(false), ..all };
+    assert_only(&with(old), "many probes a link", Status::Warn, "6.10");
     let without = Features { probes: Some(false), ..all };
     assert_only(&with(without), "uprobes", Status::Fail, "CONFIG_BPF");
     let untold = Features { cookies: None, ..all };
     assert_only(&with(untold), "attach cookies", Status::Warn, "sudo");
+}
+
+#[test]
+fn a_kernel_whose_structures_differ_is_told_by_the_member() {
+    let tree = tree();
+    let types = Err("this kernel's type information has no task_struct.tgid".to_owned());
+    assert_only(&System { types, ..system(&tree) }, "BTF", Status::Fail, "task_struct.tgid");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use super::Sim;
+use super::{PROGRAM_SOURCES, Sim};
 
 /// For libraries: position independent, only what NVIDIA's headers declare visible, and functions
 /// that begin as those of driver 580 do: with `push %rbp`, each at an address of its own. A stack
@@ -143,7 +143,7 @@ const PROGRAMS: &[(&str, &str, &[&str])] = &[
 
 pub(super) fn build() -> Result<Sim> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let (sim_dir, program_dir) = (here.join("sim"), here.join("programs"));
+    let (sim_dir, program_dir) = (here.join("sim"), PathBuf::from(PROGRAM_SOURCES));
     let root = target_dir(here).join("sim");
     fs::create_dir_all(&root).with_context(|| format!("create {}", root.display()))?;
     let lock = File::create(root.join("lock"))
@@ -161,7 +161,7 @@ pub(super) fn build() -> Result<Sim> {
         fs::rename(&done, &built).with_context(|| format!("rename to {}", built.display()))?;
         make_readable(&built)?;
     }
-    Ok(Sim { lib_dir: built.join("lib"), bin_dir: built.join("bin"), script_dir: program_dir })
+    Ok(Sim::in_folder(&built, &program_dir))
 }
 
 /// The folder that cargo builds into: where this program lies, else the workspace's own.
