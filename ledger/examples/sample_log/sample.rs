@@ -202,6 +202,7 @@ fn checkpoint(writer: &mut Writer, ranks: &[Rank], job: &Job) {
         api: alloc.api.clone().into(),
         stack_id: alloc.stack_id,
         alloc_ts_ns: alloc.ts_ns,
+        ..Default::default()
     });
     writer.checkpoint(job.seq, live);
 }
