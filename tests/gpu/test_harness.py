@@ -15,7 +15,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import checks  # noqa: E402,F401
-from checks import burst, late, segments, steps, vmm, w1  # noqa: E402
+from checks import burst, late, rows, segments, steps, vmm, w1  # noqa: E402
 from harness import synthetic  # noqa: E402
 from harness.context import shown  # noqa: E402
 from harness.elf import Entries, dynamic_symbols, executable_maps  # noqa: E402
@@ -457,6 +457,82 @@ class Others(Folder):
         outcome = Outcome("", "")
         vmm.compare_shared(outcome, output, self.log(events.rows))
         self.assertEqual(failures(outcome), [])
+
+
+class EveryRow(Folder):
+    """The comparison of every_row's calls with their rows."""
+
+    def story(self):
+        """What the program prints, and the events of it."""
+        events = synthetic.Events(PID)
+        block = events.alloc("cuMemAlloc_v2", "device", 0x7F0000000000, 3 * MIB)
+        events.free("cuMemFree_v2", block)
+        events.row("fail", "cuMemCreate", "device", size_bytes=1 << 50, result=2)
+        events.row("pool", "cuMemPoolCreate", "pool", addr=-4096)
+        events.free("exit", events.alloc("cuMemCreate", "device", 0x55, MIB), implicit=True)
+        lines = [
+            "CALL cuInit rc=0 op=- level=- addr=0x0 size=- delta=0",
+            f"CALL cuMemAlloc_v2 rc=0 op=alloc level=device addr=0x7f0000000000 size={3 * MIB}"
+            f" delta={3 * MIB}",
+            f"CALL cuMemFree_v2 rc=0 op=free level=device addr=0x7f0000000000 size={3 * MIB}"
+            f" delta=-{3 * MIB}",
+            "CALL cuMemCreate rc=2 op=fail level=device addr=0x0 size=- delta=0",
+            "CALL cuMemPoolCreate rc=0 op=pool level=pool addr=0xfffffffffffff000 size=- delta=0",
+            f"CALL cuMemCreate rc=0 op=alloc level=device addr=0x55 size={MIB} delta={MIB}",
+        ]
+        lines = [f"{line} pid={PID} tid={PID}" for line in lines]
+        lines.append("CALL-SKIPPED api=cuGraphAddNode_v3 why=this driver does not export it")
+        return lines, events.rows
+
+    def differences(self, lines, events):
+        """What the comparison finds."""
+        log = self.log(events)
+        return rows.differences(rows.told("\n".join(lines)), rows.logged(log.events))
+
+    def test_rows_that_are_as_told(self):
+        self.assertEqual(self.differences(*self.story()), [])
+
+    def test_a_missing_row_is_named_alone(self):
+        lines, events = self.story()
+        found = self.differences(lines, [row for row in events if row["op"] != "free"])
+        self.assertEqual(len(found), 1)
+        self.assertRegex(found[0], "told, not in the log: .*cuMemFree_v2")
+
+    def test_a_row_that_was_not_told(self):
+        lines, events = self.story()
+        found = self.differences([line for line in lines if "PoolCreate" not in line], events)
+        self.assertEqual(len(found), 1)
+        self.assertRegex(found[0], "in the log, not told: .*cuMemPoolCreate")
+
+    def test_every_word_of_a_row_counts(self):
+        for word, value in (
+            ("op", "free"),
+            ("level", "pool"),
+            ("addr", 1),
+            ("size_bytes", None),
+            ("delta_bytes", 0),
+            ("pid", 1),
+            ("api", "cuMemAlloc"),
+        ):
+            lines, events = self.story()
+            events[0][word] = value
+            self.assertEqual(len(self.differences(lines, events)), 2, word)
+
+    def test_a_refusal_has_its_result(self):
+        lines, events = self.story()
+        next(row for row in events if row["op"] == "fail")["result"] = 1
+        self.assertEqual(len(self.differences(lines, events)), 2)
+
+    def test_figures_say_what_was_refused_or_left_out(self):
+        lines, _ = self.story()
+        lines.append(lines[3].replace("cuMemCreate rc=2", "cuArrayCreate rc=801"))
+        outcome = Outcome("every-row", "")
+        rows.figures(outcome, "\n".join(lines))
+        self.assertEqual(outcome.figures["functions that worked"], 5)
+        self.assertEqual(outcome.figures["refused by this driver (result)"], "cuArrayCreate (801)")
+        self.assertEqual(
+            outcome.figures["not called"], "cuGraphAddNode_v3: this driver does not export it"
+        )
 
 
 class Elf(unittest.TestCase):

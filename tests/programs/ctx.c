@@ -23,11 +23,11 @@ int main(void)
     void *pinned;
     truth_begin();
     MUST(cuInit(0));
-    MUST(cuCtxCreate(&one, 0, 0));
+    MUST(cuCtxCreate(&one, NULL, 0, 0));
     in_one = alloc(10 * MIB);
     MUST(cuMemHostAlloc(&pinned, 3 * MIB, 0));
     MUST(cuMemAllocAsync(&pooled, 5 * MIB, 0)); /* a pool outlives the context */
-    MUST(cuCtxCreate(&two, 0, 0));              /* current on top of the first */
+    MUST(cuCtxCreate(&two, NULL, 0, 0));        /* current on top of the first */
     in_two = alloc(12 * MIB);
     truth_live("device", in_one, 10 * MIB);
     truth_live("host", (unsigned long long)pinned, 3 * MIB);

@@ -1,12 +1,51 @@
-/* every_row: arrays, graphs, code, contexts of other kinds, and functions of the first version. */
+/* every_row: arrays, graphs, code. */
 #include "every_row.h"
 
-#define FLAT_BYTES (640ull * 480 * 4 * 4)
+#define TILE 128 /* elements of 4 bytes in a row of a sparse array's tile, and rows */
 
-static void one_array(const char *api, CUresult rc, CUarray array, uint64_t size)
+static void refused_array(void)
 {
-    if (gave(api, rc, "alloc", "device", array, size))
-        took("cuArrayDestroy", cuArrayDestroy(array), "device", array, size);
+    CUDA_ARRAY3D_DESCRIPTOR huge = {16384, 16384, 16384, CU_AD_FORMAT_FLOAT, 4, 0};
+    CUarray array = (CUarray)GARBAGE;
+    refused(cuArray3DCreate_v2, (&array, &huge), 2, "device", 0, array, 16ull << 42);
+}
+
+static CUarrayMapInfo tile_of(CUarray array, CUmemGenericAllocationHandle memory)
+{
+    return (CUarrayMapInfo){.resourceType = CU_RESOURCE_TYPE_ARRAY,
+                            .resource.array = array,
+                            .subresourceType = CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_SPARSE_LEVEL,
+                            .subresource.sparseLevel.extentWidth = TILE,
+                            .subresource.sparseLevel.extentHeight = TILE,
+                            .subresource.sparseLevel.extentDepth = 1,
+                            .memOperationType = CU_MEM_OPERATION_TYPE_MAP,
+                            .memHandleType = CU_MEM_HANDLE_TYPE_GENERIC,
+                            .memHandle.memHandle = memory,
+                            .deviceBitMask = 1};
+}
+
+static void sparse_array(void)
+{
+    CUDA_ARRAY3D_DESCRIPTOR desc = {2048, 2048, 0, CU_AD_FORMAT_UNSIGNED_INT8, 4,
+                                    CUDA_ARRAY3D_SPARSE};
+    CUmemAllocationProp prop = PINNED_ON_0;
+    CUmemGenericAllocationHandle memory;
+    CUarray array;
+    uint64_t bytes = 2048ull * 2048 * 4;
+    prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;
+    prop.allocFlags.usage = CU_MEM_CREATE_USAGE_TILE_POOL;
+    if (!gave(cuArray3DCreate_v2, (&array, &desc), "reserve", "virtual", array, bytes))
+        return;
+    if (gave(cuMemCreate, (&memory, 2 * MIB, &prop, 0), "alloc", "device", memory, 2 * MIB)) {
+        CUarrayMapInfo tile = tile_of(array, memory);
+        told(cuMemMapArrayAsync, (&tile, 1, 0), "map", "virtual", 0, UNKNOWN);
+        tile.memOperationType = CU_MEM_OPERATION_TYPE_UNMAP;
+        tile.memHandle.memHandle = 0;
+        told(cuMemMapArrayAsync_ptsz, (&tile, 1, 0), "map", "virtual", 0, UNKNOWN);
+        silent(cuCtxSynchronize, ());
+        took(cuMemRelease, (memory), "device", memory, 2 * MIB);
+    }
+    took(cuArrayDestroy, (array), "virtual", array, bytes);
 }
 
 void arrays(void)
@@ -14,35 +53,23 @@ void arrays(void)
     CUDA_ARRAY_DESCRIPTOR flat = {640, 480, CU_AD_FORMAT_FLOAT, 4};
     CUDA_ARRAY3D_DESCRIPTOR deep = {64, 32, 16, CU_AD_FORMAT_HALF, 2, 0};
     CUDA_ARRAY3D_DESCRIPTOR mips = {256, 256, 0, CU_AD_FORMAT_UNSIGNED_INT8, 4, 0};
-    CUDA_ARRAY3D_DESCRIPTOR sparse = {2048, 2048, 0, CU_AD_FORMAT_UNSIGNED_INT8, 4,
-                                      CUDA_ARRAY3D_SPARSE};
+    CUDA_ARRAY3D_DESCRIPTOR later = {512, 512, 0, CU_AD_FORMAT_FLOAT, 1,
+                                     CUDA_ARRAY3D_DEFERRED_MAPPING};
     CUarray array;
     CUmipmappedArray mipmapped;
-    uint64_t mip_bytes = 4 * (256 * 256 + 128 * 128 + 64 * 64);
-    CUresult rc = cuArrayCreate_v2(&array, &flat);
-    one_array("cuArrayCreate_v2", rc, array, FLAT_BYTES);
-    rc = cuArray3DCreate_v2(&array, &deep);
-    one_array("cuArray3DCreate_v2", rc, array, 64 * 32 * 16 * 2 * 2);
-    if (gave("cuMipmappedArrayCreate", cuMipmappedArrayCreate(&mipmapped, &mips, 3), "alloc",
-             "device", mipmapped, mip_bytes))
-        took("cuMipmappedArrayDestroy", cuMipmappedArrayDestroy(mipmapped), "device", mipmapped,
-             mip_bytes);
-    if (!gave("cuArray3DCreate_v2", cuArray3DCreate_v2(&array, &sparse), "reserve", "virtual",
-              array, 2048ull * 2048 * 4))
-        return;
-    CUarrayMapInfo tile = {.resourceType = CU_RESOURCE_TYPE_ARRAY,
-                           .resource.array = array,
-                           .subresourceType = CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_SPARSE_LEVEL,
-                           .subresource.sparseLevel.extentWidth = 128,
-                           .subresource.sparseLevel.extentHeight = 128,
-                           .subresource.sparseLevel.extentDepth = 1,
-                           .memOperationType = CU_MEM_OPERATION_TYPE_UNMAP,
-                           .memHandleType = CU_MEM_HANDLE_TYPE_GENERIC,
-                           .deviceBitMask = 1};
-    told("cuMemMapArrayAsync", cuMemMapArrayAsync(&tile, 1, 0), "map", "virtual", 0, UNKNOWN);
-    told("cuMemMapArrayAsync_ptsz", cuMemMapArrayAsync_ptsz(&tile, 1, 0), "map", "virtual", 0,
-         UNKNOWN);
-    took("cuArrayDestroy", cuArrayDestroy(array), "virtual", array, 2048ull * 2048 * 4);
+    uint64_t flat_bytes = 640 * 480 * 4 * 4, deep_bytes = 64 * 32 * 16 * 2 * 2;
+    uint64_t mip_bytes = 4 * (256 * 256 + 128 * 128 + 64 * 64), later_bytes = 512 * 512 * 4;
+    if (gave(cuArrayCreate_v2, (&array, &flat), "alloc", "device", array, flat_bytes))
+        took(cuArrayDestroy, (array), "device", array, flat_bytes);
+    if (gave(cuArray3DCreate_v2, (&array, &deep), "alloc", "device", array, deep_bytes))
+        took(cuArrayDestroy, (array), "device", array, deep_bytes);
+    if (gave(cuMipmappedArrayCreate, (&mipmapped, &mips, 3), "alloc", "device", mipmapped,
+             mip_bytes))
+        took(cuMipmappedArrayDestroy, (mipmapped), "device", mipmapped, mip_bytes);
+    if (gave(cuArray3DCreate_v2, (&array, &later), "reserve", "virtual", array, later_bytes))
+        took(cuArrayDestroy, (array), "virtual", array, later_bytes);
+    sparse_array();
+    refused_array();
 }
 
 static CUgraphNodeParams alloc_params(uint64_t bytes)
@@ -54,83 +81,109 @@ static CUgraphNodeParams alloc_params(uint64_t bytes)
     return params;
 }
 
-/* A node that allocates by each of the functions, each followed by one that frees. */
-static CUdeviceptr memory_nodes(CUgraph graph)
+/* A node that allocates by each of the functions; those of the first two are freed by nodes, and
+ * the addresses of the others are left to be freed by hand. */
+static void memory_nodes(CUgraph graph, CUdeviceptr kept[2])
 {
     CUgraphNode made, freed;
-    CUDA_MEM_ALLOC_NODE_PARAMS plain = {
-        .poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
-                      .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}},
-        .bytesize = 3 * MIB};
-    gave("cuGraphAddMemAllocNode", cuGraphAddMemAllocNode(&made, graph, NULL, 0, &plain),
-         "reserve", "virtual", plain.dptr, 3 * MIB);
-    told("cuGraphAddMemFreeNode", cuGraphAddMemFreeNode(&freed, graph, &made, 1, plain.dptr),
-         "graph", "virtual", plain.dptr, UNKNOWN);
-    CUgraphNodeParams params = alloc_params(5 * MIB);
-    gave("cuGraphAddNode", cuGraphAddNode(&made, graph, NULL, 0, &params), "reserve", "virtual",
-         params.alloc.dptr, 5 * MIB);
-    CUgraphNodeParams free_params = {.type = CU_GRAPH_NODE_TYPE_MEM_FREE};
-    free_params.free.dptr = params.alloc.dptr;
-    told("cuGraphAddNode", cuGraphAddNode(&freed, graph, &made, 1, &free_params), "graph",
-         "virtual", params.alloc.dptr, UNKNOWN);
-    CUgraphNodeParams empty = {.type = CU_GRAPH_NODE_TYPE_EMPTY};
-    silent("cuGraphAddNode", cuGraphAddNode(&made, graph, NULL, 0, &empty));
+    CUDA_MEM_ALLOC_NODE_PARAMS plain = {.poolProps = POOL_ON_0, .bytesize = 3 * MIB};
+    CUgraphNodeParams params = alloc_params(5 * MIB), empty = {.type = CU_GRAPH_NODE_TYPE_EMPTY};
+    plain.poolProps.handleTypes = CU_MEM_HANDLE_TYPE_NONE;
+    if (gave(cuGraphAddMemAllocNode, (&made, graph, NULL, 0, &plain), "reserve", "virtual",
+             plain.dptr, 3 * MIB))
+        told(cuGraphAddMemFreeNode, (&freed, graph, &made, 1, plain.dptr), "graph", "virtual",
+             plain.dptr, UNKNOWN);
+    if (gave(cuGraphAddNode, (&made, graph, NULL, 0, &params), "reserve", "virtual",
+             params.alloc.dptr, 5 * MIB)) {
+        CUgraphNodeParams gone = {.type = CU_GRAPH_NODE_TYPE_MEM_FREE};
+        gone.free.dptr = params.alloc.dptr;
+        told(cuGraphAddNode, (&freed, graph, &made, 1, &gone), "graph", "virtual",
+             params.alloc.dptr, UNKNOWN);
+    }
+    silent(cuGraphAddNode, (&made, graph, NULL, 0, &empty));
     params = alloc_params(7 * MIB);
-    gave("cuGraphAddNode_v2", cuGraphAddNode_v2(&made, graph, NULL, NULL, 0, &params), "reserve",
-         "virtual", params.alloc.dptr, 7 * MIB);
-    return params.alloc.dptr; /* the last one is freed by hand */
+    if (gave(cuGraphAddNode_v2, (&made, graph, NULL, NULL, 0, &params), "reserve", "virtual",
+             params.alloc.dptr, 7 * MIB))
+        kept[0] = params.alloc.dptr;
+#if CUDA_VERSION >= 13040
+    params = alloc_params(9 * MIB);
+    if (gave(cuGraphAddNode_v3, (&made, graph, NULL, NULL, 0, &params), "reserve", "virtual",
+             params.alloc.dptr, 9 * MIB))
+        kept[1] = params.alloc.dptr;
+#else
+    skipped("cuGraphAddNode_v3", "the header at hand does not declare it");
+#endif
 }
 
-static void graph_made(const char *api, CUresult rc, CUgraphExec exec)
+static void ways_to_instantiate(CUgraph graph)
 {
-    if (told(api, rc, "graph", "virtual", exec, UNKNOWN))
-        told("cuGraphExecDestroy", cuGraphExecDestroy(exec), "graph", "virtual", exec, UNKNOWN);
+    CUgraphExec exec = NULL;
+    CUDA_GRAPH_INSTANTIATE_PARAMS params = {0};
+    if (told(cuGraphInstantiate, (&exec, graph, NULL, NULL, 0), "graph", "virtual", exec, UNKNOWN))
+        told(cuGraphExecDestroy, (exec), "graph", "virtual", exec, UNKNOWN);
+    if (told(cuGraphInstantiate_v2, (&exec, graph, NULL, NULL, 0), "graph", "virtual", exec,
+             UNKNOWN))
+        told(cuGraphExecDestroy, (exec), "graph", "virtual", exec, UNKNOWN);
+    if (told(cuGraphInstantiateWithParams, (&exec, graph, &params), "graph", "virtual", exec,
+             UNKNOWN))
+        told(cuGraphExecDestroy, (exec), "graph", "virtual", exec, UNKNOWN);
+    if (told(cuGraphInstantiateWithParams_ptsz, (&exec, graph, &params), "graph", "virtual", exec,
+             UNKNOWN))
+        told(cuGraphExecDestroy, (exec), "graph", "virtual", exec, UNKNOWN);
+}
+
+/* Launched once: what no node frees is live afterwards, and is freed like any block. */
+static void launch(CUgraph graph, const CUdeviceptr kept[2])
+{
+    CUgraphExec exec;
+    CUstream stream;
+    if (!told(cuGraphInstantiateWithFlags, (&exec, graph, 0), "graph", "virtual", exec, UNKNOWN))
+        return;
+    EXPECT(helper(cuStreamCreate, (&stream, 0)) == CUDA_SUCCESS);
+    EXPECT(helper(cuGraphLaunch, (exec, stream)) == CUDA_SUCCESS);
+    EXPECT(helper(cuStreamSynchronize, (stream)) == CUDA_SUCCESS);
+    if (kept[0])
+        took(cuMemFree_v2, (kept[0]), "virtual", kept[0], 7 * MIB);
+    if (kept[1])
+        took(cuMemFreeAsync, (kept[1], stream), "virtual", kept[1], 9 * MIB);
+    EXPECT(helper(cuStreamSynchronize, (stream)) == CUDA_SUCCESS);
+    told(cuGraphExecDestroy, (exec), "graph", "virtual", exec, UNKNOWN);
+    EXPECT(helper(cuStreamDestroy_v2, (stream)) == CUDA_SUCCESS);
 }
 
 void graphs(void)
 {
     CUgraph graph, plain;
-    CUgraphExec exec = NULL;
-    CUstream stream;
-    CUDA_GRAPH_INSTANTIATE_PARAMS params = {0};
-    if (cuGraphCreate(&graph, 0) != CUDA_SUCCESS || cuGraphCreate(&plain, 0) != CUDA_SUCCESS ||
-        cuStreamCreate(&stream, 0) != CUDA_SUCCESS)
-        unexpected("cuGraphCreate", CUDA_ERROR_UNKNOWN);
-    CUdeviceptr kept = memory_nodes(graph);
-    CUresult rc = cuGraphInstantiate(&exec, plain, NULL, NULL, 0);
-    graph_made("cuGraphInstantiate", rc, exec);
-    rc = cuGraphInstantiate_v2(&exec, plain, NULL, NULL, 0);
-    graph_made("cuGraphInstantiate_v2", rc, exec);
-    rc = cuGraphInstantiateWithParams(&exec, plain, &params);
-    graph_made("cuGraphInstantiateWithParams", rc, exec);
-    rc = cuGraphInstantiateWithParams_ptsz(&exec, plain, &params);
-    graph_made("cuGraphInstantiateWithParams_ptsz", rc, exec);
-    told("cuGraphInstantiateWithFlags", cuGraphInstantiateWithFlags(&exec, graph, 0), "graph",
-         "virtual", exec, UNKNOWN);
-    if (cuGraphLaunch(exec, stream) != CUDA_SUCCESS || cuCtxSynchronize() != CUDA_SUCCESS)
-        unexpected("cuGraphLaunch", CUDA_ERROR_UNKNOWN);
-    took("cuMemFree_v2", cuMemFree_v2(kept), "virtual", kept, 7 * MIB);
-    told("cuGraphExecDestroy", cuGraphExecDestroy(exec), "graph", "virtual", exec, UNKNOWN);
-    told("cuGraphDestroy", cuGraphDestroy(graph), "graph", "virtual", graph, UNKNOWN);
-    told("cuGraphDestroy", cuGraphDestroy(plain), "graph", "virtual", plain, UNKNOWN);
-    told("cuDeviceGraphMemTrim", cuDeviceGraphMemTrim(0), "graph", "virtual", 0, UNKNOWN);
-    cuStreamDestroy_v2(stream);
+    CUdeviceptr kept[2] = {0, 0};
+    EXPECT(helper(cuGraphCreate, (&graph, 0)) == CUDA_SUCCESS);
+    EXPECT(helper(cuGraphCreate, (&plain, 0)) == CUDA_SUCCESS);
+    memory_nodes(graph, kept);
+    ways_to_instantiate(plain);
+    launch(graph, kept);
+    told(cuGraphDestroy, (graph), "graph", "virtual", graph, UNKNOWN);
+    told(cuGraphDestroy, (plain), "graph", "virtual", plain, UNKNOWN);
+    told(cuDeviceGraphMemTrim, (0), "graph", "virtual", 0, UNKNOWN);
 }
 
 /* The least that a driver takes for code: text that it compiles. */
 static const char CODE[] = ".version 6.0\n.target sm_50\n.address_size 64\n"
+                           ".visible .global .align 4 .b8 table[4096];\n"
                            ".visible .entry nothing()\n{\nret;\n}\n";
 
-static void one_module(const char *api, CUresult rc, CUmodule module)
+static void unload(CUmodule module)
 {
-    if (told(api, rc, "module", "device", module, UNKNOWN))
-        told("cuModuleUnload", cuModuleUnload(module), "module", "device", module, UNKNOWN);
+    told(cuModuleUnload, (module), "module", "device", module, UNKNOWN);
 }
 
-static void one_library(const char *api, CUresult rc, CUlibrary library)
+static void libraries(const char *file)
 {
-    if (told(api, rc, "module", "device", library, UNKNOWN))
-        told("cuLibraryUnload", cuLibraryUnload(library), "module", "device", library, UNKNOWN);
+    CUlibrary library = NULL;
+    if (told(cuLibraryLoadData, (&library, CODE, NULL, NULL, 0, NULL, NULL, 0), "module", "device",
+             library, UNKNOWN))
+        told(cuLibraryUnload, (library), "module", "device", library, UNKNOWN);
+    if (told(cuLibraryLoadFromFile, (&library, file, NULL, NULL, 0, NULL, NULL, 0), "module",
+             "device", library, UNKNOWN))
+        told(cuLibraryUnload, (library), "module", "device", library, UNKNOWN);
 }
 
 void modules(void)
@@ -138,85 +191,19 @@ void modules(void)
     char file[] = "/tmp/vramscope-every-row-XXXXXX";
     int fd = mkstemp(file);
     CUmodule module = NULL;
-    CUlibrary library = NULL;
-    if (fd < 0 || write(fd, CODE, sizeof CODE - 1) < 0)
-        unexpected("mkstemp", CUDA_ERROR_OPERATING_SYSTEM);
+    EXPECT(fd >= 0 && write(fd, CODE, sizeof CODE - 1) == sizeof CODE - 1);
     close(fd);
-    CUresult rc = cuModuleLoad(&module, file);
-    one_module("cuModuleLoad", rc, module);
-    rc = cuModuleLoadData(&module, CODE);
-    one_module("cuModuleLoadData", rc, module);
-    rc = cuModuleLoadDataEx(&module, CODE, 0, NULL, NULL);
-    one_module("cuModuleLoadDataEx", rc, module);
-    rc = cuModuleLoadFatBinary(&module, CODE);
-    one_module("cuModuleLoadFatBinary", rc, module);
-    rc = cuLibraryLoadData(&library, CODE, NULL, NULL, 0, NULL, NULL, 0);
-    one_library("cuLibraryLoadData", rc, library);
-    rc = cuLibraryLoadFromFile(&library, file, NULL, NULL, 0, NULL, NULL, 0);
-    one_library("cuLibraryLoadFromFile", rc, library);
+    if (told(cuModuleLoad, (&module, file), "module", "device", module, UNKNOWN))
+        unload(module);
+    if (told(cuModuleLoadData, (&module, CODE), "module", "device", module, UNKNOWN))
+        unload(module);
+    if (told(cuModuleLoadDataEx, (&module, CODE, 0, NULL, NULL), "module", "device", module,
+             UNKNOWN))
+        unload(module);
+    if (told(cuModuleLoadFatBinary, (&module, CODE), "module", "device", module, UNKNOWN))
+        unload(module);
+    libraries(file);
     unlink(file);
-}
-
-static void green(void)
-{
-    CUdevResource resource;
-    CUdevResourceDesc desc;
-    CUgreenCtx ctx;
-    CUcontext own;
-    if (cuDeviceGetDevResource(0, &resource, CU_DEV_RESOURCE_TYPE_SM) != CUDA_SUCCESS ||
-        cuDevResourceGenerateDesc(&desc, &resource, 1) != CUDA_SUCCESS)
-        return skipped("cuGreenCtxCreate", "no resource to make it of");
-    if (!told("cuGreenCtxCreate", cuGreenCtxCreate(&ctx, desc, 0, CU_GREEN_CTX_DEFAULT_STREAM),
-              "ctx", "device", ctx, UNKNOWN))
-        return;
-    told("cuCtxFromGreenCtx", cuCtxFromGreenCtx(&own, ctx), "ctx", "device", own, UNKNOWN);
-    told("cuGreenCtxDestroy", cuGreenCtxDestroy(ctx), "ctx", "device", ctx, UNKNOWN);
-}
-
-void other_contexts(void)
-{
-    CUcontext ctx, same;
-    if (told("cuCtxCreate", cuCtxCreate(&ctx, 0, 0), "ctx", "device", ctx, UNKNOWN)) {
-        silent("cuCtxPopCurrent", cuCtxPopCurrent(&same));
-        silent("cuCtxPushCurrent", cuCtxPushCurrent(ctx));
-        if (silent("cuCtxAttach", cuCtxAttach(&same, 0)))
-            told("cuCtxDetach", cuCtxDetach(ctx), "ctx", "device", ctx, UNKNOWN);
-        told("cuCtxDestroy", cuCtxDestroy(ctx), "ctx", "device", ctx, UNKNOWN);
-    }
-    green();
-#ifdef REAL_GPU
-    skipped("cuCheckpointProcessCheckpoint", "another process has to call it");
-#else
-    told("cuCheckpointProcessCheckpoint", cuCheckpointProcessCheckpoint(getpid(), NULL), "ctx",
-         "device", getpid(), UNKNOWN);
-    told("cuCheckpointProcessRestore", cuCheckpointProcessRestore(getpid(), NULL), "ctx", "device",
-         getpid(), UNKNOWN);
-#endif
-    told("cuCtxSetLimit", cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 16 * MIB), "ctx", "device",
-         CU_LIMIT_MALLOC_HEAP_SIZE, 16 * MIB);
-}
-
-void first_versions(void)
-{
-    CUdeviceptr_v1 low;
-    unsigned pitch = 0;
-    void *pinned;
-    CUarray array;
-    CUDA_ARRAY_DESCRIPTOR_v1 flat = {640, 480, CU_AD_FORMAT_FLOAT, 4};
-    CUDA_ARRAY3D_DESCRIPTOR_v1 deep = {64, 32, 16, CU_AD_FORMAT_HALF, 2, 0};
-    char *own = aligned_alloc(4096, MIB);
-    if (gave("cuMemAlloc", cuMemAlloc(&low, 3 * MIB), "alloc", "device", low, 3 * MIB))
-        took("cuMemFree", cuMemFree(low), "device", low, 3 * MIB);
-    if (gave("cuMemAllocPitch", cuMemAllocPitch(&low, &pitch, 1000, 30, 4), "alloc", "device", low,
-             pitch * 30ull))
-        took("cuMemFree", cuMemFree(low), "device", low, pitch * 30ull);
-    if (gave("cuMemAllocHost", cuMemAllocHost(&pinned, MIB), "alloc", "host", pinned, MIB))
-        took("cuMemFreeHost", cuMemFreeHost(pinned), "host", pinned, MIB);
-    if (gave("cuMemHostRegister", cuMemHostRegister(own, MIB, 0), "alloc", "host", own, MIB))
-        took("cuMemHostUnregister", cuMemHostUnregister(own), "host", own, MIB);
-    CUresult rc = cuArrayCreate(&array, &flat);
-    one_array("cuArrayCreate", rc, array, FLAT_BYTES);
-    rc = cuArray3DCreate(&array, &deep);
-    one_array("cuArray3DCreate", rc, array, 64 * 32 * 16 * 2 * 2);
-    free(own);
+    module = (CUmodule)GARBAGE;
+    refused(cuModuleLoad, (&module, file), CUDA_ERROR_FILE_NOT_FOUND, "device", 0, module, UNKNOWN);
 }

@@ -50,7 +50,7 @@ static void meet(void)
 
 static CUdeviceptr map(CUmemGenericAllocationHandle handle)
 {
-    CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, device},
+    CUmemAccessDesc access = {{.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device},
                               CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     CUdeviceptr addr;
     MUST(cuMemAddressReserve(&addr, BYTES, 0, 0, 0));
@@ -63,7 +63,7 @@ static CUdeviceptr create_and_send(void)
 {
     CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                 .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-                                .location = {CU_MEM_LOCATION_TYPE_DEVICE, device}};
+                                .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device};
     CUmemGenericAllocationHandle handle;
     int fd;
     MUST(cuMemCreate(&handle, BYTES, &prop, 0));

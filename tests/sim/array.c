@@ -31,6 +31,19 @@ static uint64_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *desc, unsigned level)
            desc->NumChannels * channel_bytes(desc->Format);
 }
 
+/* As many levels as there are halves, whatever was asked for. */
+static unsigned levels_of(const CUDA_ARRAY3D_DESCRIPTOR *desc, unsigned asked)
+{
+    uint64_t longest = desc->Width > desc->Height ? desc->Width : desc->Height;
+    bool layers = desc->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP);
+    if (!layers && desc->Depth > longest)
+        longest = desc->Depth;
+    unsigned most = 0;
+    for (; longest; longest /= 2)
+        most++;
+    return asked < most ? asked : most;
+}
+
 static CUresult array_new(void **out, const CUDA_ARRAY3D_DESCRIPTOR *desc, unsigned levels,
                           enum object_kind kind)
 {
@@ -38,11 +51,14 @@ static CUresult array_new(void **out, const CUDA_ARRAY3D_DESCRIPTOR *desc, unsig
     CUresult rc = context_current(&ctx);
     if (rc != CUDA_SUCCESS)
         return rc;
-    if (!out || !desc->Width || !channel_bytes(desc->Format) || !levels)
+    unsigned channels = desc->NumChannels;
+    if (!out || !desc->Width || !channel_bytes(desc->Format) || !levels ||
+        (channels != 1 && channels != 2 && channels != 4))
         return CUDA_ERROR_INVALID_VALUE;
     uint64_t bytes = 0;
-    for (unsigned level = 0; level < levels; level++)
+    for (unsigned level = 0; level < levels_of(desc, levels); level++)
         bytes += level_bytes(desc, level);
+    /* Virtual until something is mapped there. */
     if (desc->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING))
         bytes = 0;
     struct object *array = object_new(kind, ctx, ctx->gpu, round_up(bytes, PAD));
@@ -56,7 +72,7 @@ static CUresult flat_new(CUarray *out, uint64_t width, uint64_t height, CUarray_
                          unsigned channels)
 {
     CUDA_ARRAY3D_DESCRIPTOR desc = {width, height, 0, format, channels, 0};
-    return array_new((void **)out, &desc, 1, ARRAY);
+    return array_new((void **)out, &desc, 1, OBJECT_ARRAY);
 }
 
 CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *d)
@@ -77,7 +93,7 @@ CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *desc)
 {
     if (!desc)
         return CUDA_ERROR_INVALID_VALUE;
-    WITH_DRIVER(array_new((void **)array, desc, 1, ARRAY));
+    WITH_DRIVER(array_new((void **)array, desc, 1, OBJECT_ARRAY));
 }
 
 CUresult cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *d)
@@ -86,7 +102,7 @@ CUresult cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *d)
         return CUDA_ERROR_INVALID_VALUE;
     CUDA_ARRAY3D_DESCRIPTOR desc = {d->Width, d->Height, d->Depth, d->Format, d->NumChannels,
                                     d->Flags};
-    WITH_DRIVER(array_new((void **)array, &desc, 1, ARRAY));
+    WITH_DRIVER(array_new((void **)array, &desc, 1, OBJECT_ARRAY));
 }
 
 CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *desc,
@@ -94,43 +110,15 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESC
 {
     if (!desc)
         return CUDA_ERROR_INVALID_VALUE;
-    WITH_DRIVER(array_new((void **)array, desc, levels, MIPMAPPED));
-}
-
-static CUresult array_destroy(void *array, enum object_kind kind)
-{
-    return object_free(kind, array) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    WITH_DRIVER(array_new((void **)array, desc, levels, OBJECT_MIPMAPPED));
 }
 
 CUresult cuArrayDestroy(CUarray array)
 {
-    WITH_DRIVER(array_destroy(array, ARRAY));
+    WITH_DRIVER(object_destroy(OBJECT_ARRAY, array));
 }
 
 CUresult cuMipmappedArrayDestroy(CUmipmappedArray array)
 {
-    WITH_DRIVER(array_destroy(array, MIPMAPPED));
-}
-
-static CUresult map_tiles(const CUarrayMapInfo *list, unsigned count)
-{
-    if (!list || !count)
-        return CUDA_ERROR_INVALID_VALUE;
-    for (unsigned i = 0; i < count; i++)
-        if (!object_is(ARRAY, list[i].resource.array) &&
-            !object_is(MIPMAPPED, list[i].resource.mipmap))
-            return CUDA_ERROR_INVALID_VALUE;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuMemMapArrayAsync(CUarrayMapInfo *list, unsigned int count, CUstream stream)
-{
-    (void)stream;
-    WITH_DRIVER(map_tiles(list, count));
-}
-
-CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *list, unsigned int count, CUstream stream)
-{
-    (void)stream;
-    WITH_DRIVER(map_tiles(list, count));
+    WITH_DRIVER(object_destroy(OBJECT_MIPMAPPED, array));
 }

@@ -45,15 +45,23 @@ static void count_context(int gpu, int change)
     sim_unlock();
 }
 
-static CUresult start(CUcontext ctx, int gpu)
+static void begin(CUcontext ctx, int gpu, uint64_t charged)
 {
-    if (!sim_charge(driver_owner(), gpu, driver_state()->context_bytes))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    sim_sleep_ms(sim_env("SIM_CTX_MS", 30));
     count_context(gpu, 1);
     ctx->gpu = gpu;
     ctx->alive = true;
+    ctx->attached = 0;
+    ctx->charged = charged;
     ctx->heap = (struct heap){.gpu = gpu};
+}
+
+static CUresult start(CUcontext ctx, int gpu)
+{
+    uint64_t bytes = driver_state()->context_bytes;
+    if (!sim_charge(driver_owner(), gpu, bytes))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    sim_sleep_ms(sim_env("SIM_CTX_MS", 30));
+    begin(ctx, gpu, bytes);
     return CUDA_SUCCESS;
 }
 
@@ -63,7 +71,7 @@ static void destroy(CUcontext ctx)
     heap_destroy(&ctx->heap);
     host_free_all(ctx);
     objects_free_all(ctx);
-    sim_uncharge(driver_owner(), ctx->gpu, driver_state()->context_bytes);
+    sim_uncharge(driver_owner(), ctx->gpu, ctx->charged);
     count_context(ctx->gpu, -1);
     ctx->alive = false;
 }
@@ -82,7 +90,8 @@ static CUresult push(CUcontext ctx)
     return CUDA_SUCCESS;
 }
 
-CUresult context_new(int gpu, CUcontext *out)
+/* The structure of a context that is gone, or another one. */
+static struct CUctx_st *blank(void)
 {
     struct CUctx_st *ctx = created;
     while (ctx && ctx->alive)
@@ -92,13 +101,7 @@ CUresult context_new(int gpu, CUcontext *out)
         ctx->next = created;
         created = ctx;
     }
-    CUresult rc = start(ctx, gpu);
-    if (rc != CUDA_SUCCESS)
-        return rc;
-    ctx->serial++;
-    ctx->attached = 0;
-    *out = ctx;
-    return CUDA_SUCCESS;
+    return ctx;
 }
 
 static CUresult create(CUcontext *out, CUdevice dev)
@@ -108,8 +111,21 @@ static CUresult create(CUcontext *out, CUdevice dev)
         return CUDA_ERROR_INVALID_DEVICE;
     if (!out || depth == DEPTH)
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult rc = context_new(gpu, out);
-    return rc == CUDA_SUCCESS ? push(*out) : rc;
+    struct CUctx_st *ctx = blank();
+    CUresult rc = start(ctx, gpu);
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    ctx->serial++;
+    *out = ctx;
+    return push(ctx);
+}
+
+CUcontext context_for_green(int gpu)
+{
+    struct CUctx_st *ctx = blank();
+    begin(ctx, gpu, 0);
+    ctx->serial++;
+    return ctx;
 }
 
 CUresult cuCtxCreate(CUcontext *ctx, unsigned int flags, CUdevice dev)
@@ -257,7 +273,7 @@ CUresult cuCtxGetDevice(CUdevice *device)
     WITH_DRIVER(current_device(device));
 }
 
-static CUresult synchronize(void)
+CUresult context_synchronize(void)
 {
     CUcontext ctx;
     CUresult rc = context_current(&ctx);
@@ -268,12 +284,11 @@ static CUresult synchronize(void)
 
 CUresult cuCtxSynchronize(void)
 {
-    WITH_DRIVER(synchronize());
+    WITH_DRIVER(context_synchronize());
 }
 
-static CUresult primary_retain(CUcontext *out, CUdevice dev)
+CUresult context_primary_retain(CUcontext *out, int gpu)
 {
-    int gpu = driver_gpu(dev);
     if (gpu < 0)
         return CUDA_ERROR_INVALID_DEVICE;
     struct CUctx_st *ctx = &primaries[gpu];
@@ -288,12 +303,11 @@ static CUresult primary_retain(CUcontext *out, CUdevice dev)
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx, CUdevice dev)
 {
-    WITH_DRIVER(primary_retain(ctx, dev));
+    WITH_DRIVER(context_primary_retain(ctx, driver_gpu(dev)));
 }
 
-static CUresult primary_release(CUdevice dev)
+CUresult context_primary_release(int gpu)
 {
-    int gpu = driver_gpu(dev);
     if (gpu < 0)
         return CUDA_ERROR_INVALID_DEVICE;
     struct CUctx_st *ctx = &primaries[gpu];
@@ -306,12 +320,12 @@ static CUresult primary_release(CUdevice dev)
 
 CUresult cuDevicePrimaryCtxRelease(CUdevice dev)
 {
-    WITH_DRIVER(primary_release(dev));
+    WITH_DRIVER(context_primary_release(driver_gpu(dev)));
 }
 
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice dev)
 {
-    WITH_DRIVER(primary_release(dev));
+    WITH_DRIVER(context_primary_release(driver_gpu(dev)));
 }
 
 /* Whoever retained the context still has to release it after the `_v2` function; the older one takes
@@ -336,46 +350,4 @@ CUresult cuDevicePrimaryCtxReset(CUdevice dev)
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev)
 {
     WITH_DRIVER(primary_reset(dev, true));
-}
-
-/* Streams have no work here; each is an address of its own, and synchronising counts. */
-struct CUstream_st {
-    int gpu;
-};
-
-static CUresult stream_create(CUstream *stream)
-{
-    CUcontext ctx;
-    CUresult rc = context_current(&ctx);
-    if (rc != CUDA_SUCCESS)
-        return rc;
-    *stream = malloc(sizeof **stream);
-    (*stream)->gpu = ctx->gpu;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuStreamCreate(CUstream *stream, unsigned int flags)
-{
-    (void)flags;
-    WITH_DRIVER(stream_create(stream));
-}
-
-CUresult cuStreamDestroy_v2(CUstream stream)
-{
-    CUresult rc = driver_ready();
-    if (rc == CUDA_SUCCESS)
-        free(stream);
-    return rc;
-}
-
-CUresult cuStreamSynchronize(CUstream stream)
-{
-    (void)stream;
-    WITH_DRIVER(synchronize());
-}
-
-CUresult cuStreamSynchronize_ptsz(CUstream stream)
-{
-    (void)stream;
-    WITH_DRIVER(synchronize());
 }

@@ -44,23 +44,23 @@ CUresult cuDeviceGetName(char *name, int len, CUdevice dev)
     return rc;
 }
 
-static CUresult uuid_of(CUuuid *uuid, CUdevice dev)
+/* The older function names the whole GPU, whatever part of it the process has. */
+CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)
+{
+    int gpu;
+    CUresult rc = find(dev, &gpu);
+    if (rc == CUDA_SUCCESS)
+        sim_card_uuid(sim_card(gpu), (unsigned char *)uuid->bytes);
+    return rc;
+}
+
+CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice dev)
 {
     int gpu;
     CUresult rc = find(dev, &gpu);
     if (rc == CUDA_SUCCESS)
         sim_gpu_uuid(gpu, (unsigned char *)uuid->bytes);
     return rc;
-}
-
-CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)
-{
-    return uuid_of(uuid, dev);
-}
-
-CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice dev)
-{
-    return uuid_of(uuid, dev);
 }
 
 CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
@@ -110,6 +110,26 @@ CUresult cuDeviceGetPCIBusId(char *text, int len, CUdevice dev)
     return rc;
 }
 
+static CUresult by_bus_id(CUdevice *out, const char *text)
+{
+    unsigned domain, bus;
+    /* With the domain or without it, as the real one takes both. */
+    bool full = text && sscanf(text, "%x:%x:", &domain, &bus) == 2;
+    if (!out || !text || (!full && sscanf(text, "%x:", &bus) != 1))
+        return CUDA_ERROR_INVALID_VALUE;
+    for (CUdevice ordinal = 0; driver_gpu(ordinal) >= 0; ordinal++)
+        if ((!full || domain == 0) && sim_gpu_bus(driver_gpu(ordinal)) == bus) {
+            *out = ordinal;
+            return CUDA_SUCCESS;
+        }
+    return CUDA_ERROR_INVALID_DEVICE;
+}
+
+CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *text)
+{
+    WITH_DRIVER(by_bus_id(device, text));
+}
+
 static const struct {
     CUresult result;
     const char *name, *text;
@@ -129,6 +149,12 @@ static const struct {
     {CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED",
      "pointer does not correspond to a registered memory region"},
     {CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
+    {CUDA_ERROR_INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
+    {CUDA_ERROR_FILE_NOT_FOUND, "CUDA_ERROR_FILE_NOT_FOUND", "file not found"},
+    {CUDA_ERROR_ILLEGAL_STATE, "CUDA_ERROR_ILLEGAL_STATE",
+     "the operation cannot be performed in the present state"},
+    {CUDA_ERROR_UNSUPPORTED_LIMIT, "CUDA_ERROR_UNSUPPORTED_LIMIT",
+     "limit is not supported on this architecture"},
 };
 
 static CUresult describe(CUresult error, const char **name, const char **text)

@@ -71,52 +71,97 @@ uint64_t heap_find(CUdeviceptr addr, CUdeviceptr *base);
 void heap_trim(struct heap *heap, uint64_t keep_bytes);
 void heap_destroy(struct heap *heap);
 
+/* A live block's place in the region that it shares pages with, which is what others can open. */
+struct heap_part {
+    uint64_t offset, bytes;
+};
+/* The shared object that the region of a live block is from now on; -1: no block begins there. */
+int heap_share(CUdeviceptr addr, struct heap_part *part);
+/* The heap of the live block that begins at `addr`; NULL: none does. */
+struct heap *heap_of(CUdeviceptr addr);
+
+/* Memory that several processes may use, by its index in the shared state (-1: none, or no room).
+ * Each use ends with export_unuse; the memory goes with the last use of the last process. */
+int export_new(int gpu, uint64_t bytes); /* charged to this process, and used by it */
+int export_use(uint64_t id);
+void export_unuse(int export);
+struct sim_export *export_at(int export);
+/* A descriptor that keeps the memory while it is open anywhere, and names it; -1: none to be had. */
+int export_open_file(int export);
+uint64_t export_id_of_file(int fd); /* 0: it names none */
+
 struct CUctx_st {
     int gpu;
     unsigned serial; /* grows when the structure is used again for another context */
     bool alive, primary;
     unsigned retained; /* of a primary context */
     unsigned attached; /* of another one: users beyond the first */
+    uint64_t charged;
     struct heap heap;
     struct CUctx_st *next;
 };
 /* The calling thread's context. */
 CUresult context_current(CUcontext *ctx);
-
-/* A context that is current nowhere: a green context's. */
-CUresult context_new(int gpu, CUcontext *ctx);
+/* What every function that waits for a GPU does. */
+CUresult context_synchronize(void);
+CUresult context_primary_retain(CUcontext *ctx, int gpu);
+CUresult context_primary_release(int gpu);
+/* A context that costs nothing and is current nowhere: a green context's. */
+CUcontext context_for_green(int gpu);
 void context_end(CUcontext ctx);
 
-/* What lies behind a handle of its own kind, and costs device memory of its own. */
-enum object_kind { ARRAY, MIPMAPPED, MODULE, LIBRARY, EXTERNAL, BUFFER, GREEN, GRAPH, GRAPH_EXEC, OLD };
+/* What lies behind a handle, belongs to a context and may take device memory. A handle is the
+ * object's address, as with the real driver. */
+enum object_kind {
+    OBJECT_ARRAY,
+    OBJECT_MIPMAPPED,
+    OBJECT_MODULE,
+    OBJECT_LIBRARY,
+    OBJECT_CODE, /* of a library, in a context */
+    OBJECT_EXTERNAL,
+    OBJECT_BUFFER, /* mapped from external memory */
+    OBJECT_GREEN,
+    OBJECT_GRAPH,
+    OBJECT_GRAPH_EXEC,
+    OBJECT_LIMIT, /* what a raised limit of a context takes */
+    OBJECT_LOW,   /* a block with an address of 32 bits */
+    OBJECT_OPENED /* another process's block */
+};
 struct object {
     enum object_kind kind;
     CUcontext ctx; /* NULL: outlives every context */
     int gpu;
     uint64_t charged;
-    CUdeviceptr addr; /* for what is found by its address */
-    void *more;       /* freed with the object */
+    CUdeviceptr addr; /* for what is found by a number */
+    void *more;
+    void (*end)(struct object *object); /* ends `more`, before the object goes; or NULL */
     struct object *next;
 };
 /* NULL when the GPU has no room. */
 struct object *object_new(enum object_kind kind, CUcontext ctx, int gpu, uint64_t bytes);
-bool object_is(enum object_kind kind, const void *handle);
-/* False: there is no such object. */
-bool object_free(enum object_kind kind, void *handle);
-bool object_free_at(enum object_kind kind, CUdeviceptr addr);
+/* NULL: there is no such object. */
+struct object *object_of(enum object_kind kind, const void *handle);
+struct object *object_at(enum object_kind kind, CUcontext ctx, CUdeviceptr addr); /* ctx NULL: any */
+void object_free(struct object *object);
+CUresult object_destroy(enum object_kind kind, const void *handle);
 void objects_free_all(CUcontext ctx);
 
-/* Blocks that cuMemFree takes although no heap has them; false: not one of these. */
+/* The size of what a handle of cuMemCreate or cuMulticastCreate names; 0: it names none. */
+uint64_t vmm_bytes(CUmemGenericAllocationHandle handle);
+/* A handle of address space; `ended` hears of its end, by whatever call it comes. */
+CUmemGenericAllocationHandle
+vmm_handle_without_memory(uint64_t bytes, void (*ended)(CUmemGenericAllocationHandle handle));
+/* Keeps the memory of a handle, or that mapped at an address, until it is let go; 0: no memory. */
+unsigned vmm_hold(CUmemGenericAllocationHandle handle);
+unsigned vmm_hold_at(CUdeviceptr addr);
+void vmm_let_go(unsigned held);
+int vmm_gpu(unsigned held); /* -1: host memory */
 
+/* What cuMemFree takes although no heap has it. False: it is not one of these. */
 bool external_free(CUdeviceptr addr);
-bool pool_pointer_free(CUdeviceptr addr);
 bool graph_free(CUdeviceptr addr);
-
-/* A handle that costs nothing and ends with cuMemRelease. */
-CUmemGenericAllocationHandle vmm_handle_without_memory(uint64_t bytes);
-bool vmm_known(CUmemGenericAllocationHandle handle);
-/* The size of the block that begins at an address; 0: none does. */
-uint64_t heap_block_bytes(CUdeviceptr addr);
+bool low_free(CUdeviceptr addr);
+bool pool_pointer_free(CUdeviceptr addr);
 
 /* Memory that lies in host pages: pinned, registered, managed. */
 enum host_kind { HOST_PINNED, HOST_REGISTERED, HOST_MANAGED };
@@ -126,9 +171,15 @@ void host_free_all(CUcontext ctx);
 
 /* A synchronisation with a GPU is when pools give back what exceeds their threshold. */
 void pools_synchronize(int gpu);
-bool pool_is_known(CUmemoryPool pool);
-/* Another process's pool, under a name of its own. */
-CUmemoryPool pool_for_import(int gpu);
+CUmemoryPool pool_default_of(int gpu);
+CUmemoryPool pool_current_of(int gpu);
+/* INVALID_VALUE for one that can't be named, or that belongs to another GPU. */
+CUresult pool_make_current(CUmemoryPool pool, int gpu);
+/* What names an exportable or imported pool on this machine; 0: neither, or no pool. */
+uint64_t pool_identity(CUmemoryPool pool);
+int pool_gpu(CUmemoryPool pool);
+/* Another process's pool: nothing can be allocated from it. */
+CUmemoryPool pool_import(int gpu, uint64_t identity);
 /* A block of a pool was freed, perhaps the last one of a destroyed pool. */
 void pool_block_freed(CUmemoryPool pool, bool synchronous);
 

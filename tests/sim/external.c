@@ -1,19 +1,32 @@
-/* Memory of other APIs: another one's file descriptor, buffers and arrays in it, and resources of a
- * graphics API, of which the simulated one takes any handle. */
+/* Memory of other APIs: another one's file, buffers and arrays in it, and resources of a graphics
+ * API, of which the simulated one takes any handle. */
 #include "driver.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
+/* The size of external memory, or of a buffer in it, is in `more`: a number, not a pointer. */
+static uint64_t bytes_of(const struct object *object)
+{
+    return (uint64_t)object->more;
+}
+
+/* A file stands for the other API's memory; it must be as large as what is imported. */
 static CUresult import(CUexternalMemory *out, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *desc)
 {
     CUcontext ctx;
     CUresult rc = context_current(&ctx);
     if (rc != CUDA_SUCCESS)
         return rc;
+    struct stat info;
     if (!out || !desc || !desc->size || desc->type != CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD)
         return CUDA_ERROR_INVALID_VALUE;
+    if (fstat(desc->handle.fd, &info) || (uint64_t)info.st_size < desc->size)
+        return CUDA_ERROR_INVALID_VALUE;
     close(desc->handle.fd); /* a success takes the descriptor over */
-    *out = (CUexternalMemory)object_new(EXTERNAL, ctx, ctx->gpu, 0);
+    struct object *memory = object_new(OBJECT_EXTERNAL, ctx, ctx->gpu, 0);
+    memory->more = (void *)desc->size;
+    *out = (CUexternalMemory)memory;
     return CUDA_SUCCESS;
 }
 
@@ -22,14 +35,26 @@ CUresult cuImportExternalMemory(CUexternalMemory *out, const CUDA_EXTERNAL_MEMOR
     WITH_DRIVER(import(out, desc));
 }
 
-static CUresult map_buffer(CUdeviceptr *out, CUexternalMemory memory,
+static void end_buffer(struct object *buffer)
+{
+    arena_give(buffer->addr, bytes_of(buffer));
+}
+
+static CUresult map_buffer(CUdeviceptr *out, CUexternalMemory handle,
                            const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *desc)
 {
-    if (!out || !desc || !desc->size || !object_is(EXTERNAL, memory))
+    struct object *memory = object_of(OBJECT_EXTERNAL, handle);
+    if (!memory)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (!out || !desc || !desc->size || desc->size > bytes_of(memory) ||
+        desc->offset > bytes_of(memory) - desc->size)
         return CUDA_ERROR_INVALID_VALUE;
-    struct object *of = (struct object *)memory;
-    struct object *buffer = object_new(BUFFER, of->ctx, of->gpu, 0);
-    *out = buffer->addr = arena_take(round_up(desc->size, GRANULE));
+    uint64_t bytes = round_up(desc->size, GRANULE);
+    struct object *buffer = object_new(OBJECT_BUFFER, memory->ctx, memory->gpu, 0);
+    buffer->more = (void *)bytes;
+    buffer->addr = arena_take(bytes);
+    buffer->end = end_buffer;
+    *out = buffer->addr;
     return CUDA_SUCCESS;
 }
 
@@ -41,15 +66,21 @@ CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *out, CUexternalMemory memo
 
 bool external_free(CUdeviceptr addr)
 {
-    return object_free_at(BUFFER, addr);
+    struct object *buffer = object_at(OBJECT_BUFFER, NULL, addr);
+    if (buffer)
+        object_free(buffer);
+    return buffer != NULL;
 }
 
-static CUresult map_array(CUmipmappedArray *out, CUexternalMemory memory)
+static CUresult map_array(CUmipmappedArray *out, CUexternalMemory handle,
+                          const CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC *desc)
 {
-    if (!out || !object_is(EXTERNAL, memory))
+    struct object *memory = object_of(OBJECT_EXTERNAL, handle);
+    if (!memory)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (!out || !desc || !desc->numLevels || desc->offset >= bytes_of(memory))
         return CUDA_ERROR_INVALID_VALUE;
-    struct object *of = (struct object *)memory;
-    *out = (CUmipmappedArray)object_new(MIPMAPPED, of->ctx, of->gpu, 0);
+    *out = (CUmipmappedArray)object_new(OBJECT_MIPMAPPED, memory->ctx, memory->gpu, 0);
     return CUDA_SUCCESS;
 }
 
@@ -57,21 +88,16 @@ CUresult
 cuExternalMemoryGetMappedMipmappedArray(CUmipmappedArray *out, CUexternalMemory memory,
                                         const CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC *desc)
 {
-    (void)desc;
-    WITH_DRIVER(map_array(out, memory));
+    WITH_DRIVER(map_array(out, memory, desc));
 }
 
-static CUresult destroy(CUexternalMemory memory)
-{
-    return object_free(EXTERNAL, memory) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
-}
-
+/* Buffers and arrays that were mapped from it stay until they are freed themselves. */
 CUresult cuDestroyExternalMemory(CUexternalMemory memory)
 {
-    WITH_DRIVER(destroy(memory));
+    WITH_DRIVER(object_destroy(OBJECT_EXTERNAL, memory));
 }
 
-static CUresult map_resources(unsigned count, CUgraphicsResource *resources)
+static CUresult map_resources(unsigned count, const CUgraphicsResource *resources)
 {
     return count && resources ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }

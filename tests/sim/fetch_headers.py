@@ -22,12 +22,17 @@ import zipfile
 # The x86-64 wheels serve every machine: headers do not differ. `crt/host_defines.h` left the
 # runtime's wheel in CUDA 12 and has a small wheel of its own since 13.0; it only defines
 # attribute macros.
+# The driver's header is of the newest CUDA, since it declares all that came since; the runtime's are
+# those of the simulated `libcudart.so.12`.
 WHEELS = [
+    ("nvidia-cuda-runtime", "13.5.37",
+     "df2b79a8852f10d1fef8c848489c49eebb5754051bf870202a862831412b179d",
+     "nvidia/cu13/include/", ["cuda.h"]),
     ("nvidia-cuda-runtime-cu12", "12.9.79",
      "25bba2dfb01d48a9b59ca474a1ac43c6ebf7011f1b0b8cc44f54eb6ac48a96c3",
      "nvidia/cuda_runtime/include/",
-     ["cuda.h", "cuda_runtime_api.h", "driver_types.h", "vector_types.h", "builtin_types.h",
-      "device_types.h", "surface_types.h", "texture_types.h", "library_types.h",
+     ["cuda_runtime_api.h", "driver_types.h", "vector_types.h", "builtin_types.h", "device_types.h",
+      "surface_types.h", "texture_types.h", "library_types.h",
       "cuda_device_runtime_api.h", "host_defines.h"]),
     ("nvidia-nvml-dev-cu12", "12.9.79",
      "8bb367913c62cb65be9ae386c58dbf573f1f9e2f01cae54abb87bf5f63c6069e",

@@ -20,6 +20,7 @@ struct region {
     uint64_t bytes, block_bytes;
     unsigned live_blocks;
     bool charged;
+    int export; /* index into the shared exports, or -1 */
     struct region *next;
     uint64_t live[]; /* a bit for each block */
 };
@@ -132,7 +133,11 @@ static void region_uncharge(struct region *region)
 {
     if (!region->charged)
         return;
-    sim_uncharge(driver_owner(), region->heap->gpu, region->bytes);
+    if (region->export >= 0)
+        export_unuse(region->export);
+    else
+        sim_uncharge(driver_owner(), region->heap->gpu, region->bytes);
+    region->export = -1;
     region->charged = false;
     region->heap->reserved -= region->bytes;
 }
@@ -153,7 +158,8 @@ static CUresult region_add(struct heap *heap, uint64_t block)
     struct region *region = calloc(1, sizeof *region + (blocks + 63) / 64 * 8);
     if (!region)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *region = (struct region){.heap = heap, .bytes = bytes, .block_bytes = block};
+    *region = (struct region){
+        .heap = heap, .bytes = bytes, .block_bytes = block, .export = -1};
     if (!region_charge(region)) {
         free(region);
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -200,16 +206,24 @@ CUresult heap_alloc(struct heap *heap, uint64_t bytes, CUdeviceptr *out)
     return CUDA_SUCCESS;
 }
 
-struct heap *heap_free(CUdeviceptr addr)
+/* The region of the live block that begins at `addr`, and the block's number in it; or NULL. */
+static struct region *live_block(CUdeviceptr addr, uint64_t *index)
 {
     size_t granule = arena_granule(addr);
     struct region *region = granule == SIZE_MAX ? NULL : region_of[granule];
     if (!region || (addr - region->base) % region->block_bytes)
         return NULL;
-    uint64_t index = (addr - region->base) / region->block_bytes, bit = 1ull << (index % 64);
-    if (!(region->live[index / 64] & bit))
+    *index = (addr - region->base) / region->block_bytes;
+    return region->live[*index / 64] >> (*index % 64) & 1 ? region : NULL;
+}
+
+struct heap *heap_free(CUdeviceptr addr)
+{
+    uint64_t index;
+    struct region *region = live_block(addr, &index);
+    if (!region)
         return NULL;
-    region->live[index / 64] &= ~bit;
+    region->live[index / 64] &= ~(1ull << (index % 64));
     region->live_blocks--;
     region->heap->used -= region->block_bytes;
     shelf_push(&region->heap->free, region->block_bytes, addr);
@@ -220,22 +234,32 @@ struct heap *heap_free(CUdeviceptr addr)
 
 uint64_t heap_find(CUdeviceptr addr, CUdeviceptr *base)
 {
-    size_t granule = arena_granule(addr);
-    struct region *region = granule == SIZE_MAX ? NULL : region_of[granule];
+    uint64_t index;
+    struct region *region = live_block(addr, &index);
     if (!region)
-        return 0;
-    uint64_t index = (addr - region->base) / region->block_bytes;
-    if (!(region->live[index / 64] & 1ull << (index % 64)))
         return 0;
     *base = region->base + index * region->block_bytes;
     return region->block_bytes;
 }
 
-uint64_t heap_block_bytes(CUdeviceptr addr)
+struct heap *heap_of(CUdeviceptr addr)
 {
-    CUdeviceptr base;
-    uint64_t bytes = heap_find(addr, &base);
-    return bytes && base == addr ? bytes : 0;
+    uint64_t index;
+    struct region *region = live_block(addr, &index);
+    return region ? region->heap : NULL;
+}
+
+int heap_share(CUdeviceptr addr, struct heap_part *part)
+{
+    uint64_t index;
+    struct region *region = live_block(addr, &index);
+    if (!region)
+        return -1;
+    if (region->export < 0)
+        region->export = export_new(region->heap->gpu, region->bytes);
+    if (part)
+        *part = (struct heap_part){addr - region->base, region->block_bytes};
+    return region->export;
 }
 
 void heap_trim(struct heap *heap, uint64_t keep_bytes)

@@ -107,6 +107,11 @@ CUresult cuMemAllocHost_v2(void **ptr, size_t bytes)
     WITH_DRIVER(pinned(ptr, bytes));
 }
 
+CUresult cuMemAllocHost(void **ptr, unsigned int bytes)
+{
+    WITH_DRIVER(pinned(ptr, bytes));
+}
+
 CUresult cuMemFreeHost(void *ptr)
 {
     WITH_DRIVER(host_free(HOST_PINNED, ptr) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);

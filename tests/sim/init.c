@@ -75,8 +75,8 @@ void driver_linger(void)
  * a UUID that fits one GPU only. */
 static int named_gpu(const char *name, const int *order)
 {
-    char uuid[41], *end;
-    if (!strncmp(name, "GPU-", 4)) {
+    char uuid[SIM_UUID_TEXT], *end;
+    if (!strncmp(name, state->mig ? "MIG-" : "GPU-", 4)) {
         int found = -1;
         for (uint32_t gpu = 0; gpu < state->gpus; gpu++) {
             sim_gpu_uuid_text((int)gpu, uuid);
@@ -101,15 +101,17 @@ static void find_visible(void)
     int count = (int)state->gpus;
     for (int i = 0; i < count; i++)
         order[i] = reverse ? count - 1 - i : i;
+    /* Of instances a process has one: the first that it names, or the first there is. */
+    int most = state->mig ? 1 : SIM_MAX_GPUS;
     visible_count = 0;
     const char *list = getenv("CUDA_VISIBLE_DEVICES");
     if (!list) {
         memcpy(visible, order, sizeof order);
-        visible_count = count;
+        visible_count = count < most ? count : most;
         return;
     }
     char *copy = strdup(list), *rest = copy, *name;
-    while ((name = strsep(&rest, ",")) && visible_count < SIM_MAX_GPUS) {
+    while ((name = strsep(&rest, ",")) && visible_count < most) {
         int gpu = named_gpu(name + strspn(name, " "), order);
         if (gpu < 0)
             break;

@@ -1,25 +1,16 @@
-/* Blocks that another process opens by 64 bytes. The exporter is charged, who opens it is not. */
-#include "driver.h"
+/* Blocks of cuMemAlloc that another process opens by 64 bytes. The exporter is charged, who opens
+ * it is not. */
+#include "opened.h"
 
 #include <string.h>
 #include <unistd.h>
 
-struct handle {
-    char magic[8];
-    int32_t pid;
-    int32_t gpu;
-    uint64_t bytes;
-    CUdeviceptr addr;
-};
-_Static_assert(sizeof(struct handle) <= sizeof(CUipcMemHandle), "a handle has 64 bytes");
-
-#define MAGIC "SIMIPC1"
-#define MAX_OPEN 256
-
 /* What this process has opened: once more is the same address once more. */
-static struct opened {
-    struct handle what;
-    CUdeviceptr at;
+#define MAX_OPEN 256
+static struct {
+    struct shared_block what;
+    struct object *object;
+    unsigned serial; /* of the context that it was opened in */
     unsigned times;
 } opened[MAX_OPEN];
 
@@ -29,12 +20,16 @@ static CUresult get(CUipcMemHandle *out, CUdeviceptr addr)
     CUresult rc = context_current(&ctx);
     if (rc != CUDA_SUCCESS)
         return rc;
-    uint64_t bytes = heap_block_bytes(addr);
-    if (!out || !bytes)
+    struct heap *heap = heap_of(addr);
+    if (!out || !heap || heap->pool) /* blocks of pools have a way of their own */
         return CUDA_ERROR_INVALID_VALUE;
-    struct handle handle = {MAGIC, getpid(), ctx->gpu, bytes, addr};
+    struct shared_block block = {.kind = IPC_BLOCK, .pid = getpid(), .gpu = heap->gpu};
+    int export = heap_share(addr, &block.part);
+    if (export < 0)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    block.export_id = export_at(export)->id;
     memset(out, 0, sizeof *out);
-    memcpy(out, &handle, sizeof handle);
+    memcpy(out, &block, sizeof block);
     return CUDA_SUCCESS;
 }
 
@@ -43,53 +38,65 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr addr)
     WITH_DRIVER(get(handle, addr));
 }
 
+static bool is_open(int slot)
+{
+    return opened[slot].times && object_of(OBJECT_OPENED, opened[slot].object) &&
+           opened[slot].object->ctx->serial == opened[slot].serial;
+}
+
 static CUresult open_handle(CUdeviceptr *out, const CUipcMemHandle *in)
 {
     CUcontext ctx;
+    struct shared_block block;
     CUresult rc = context_current(&ctx);
     if (rc != CUDA_SUCCESS)
         return rc;
-    struct handle handle;
-    memcpy(&handle, in, sizeof handle);
-    /* A process can't open its own. */
-    if (!out || memcmp(handle.magic, MAGIC, sizeof handle.magic) || handle.pid == getpid())
+    memcpy(&block, in, sizeof block);
+    if (!out || block.kind != IPC_BLOCK)
         return CUDA_ERROR_INVALID_VALUE;
-    struct opened *slot = NULL;
+    if (block.pid == getpid())
+        return CUDA_ERROR_INVALID_CONTEXT; /* nobody opens what is their own */
+    int free_slot = -1;
     for (int i = 0; i < MAX_OPEN; i++) {
-        if (opened[i].times && !memcmp(&opened[i].what, &handle, sizeof handle)) {
-            slot = &opened[i];
-            break;
+        if (!is_open(i)) {
+            free_slot = i;
+        } else if (!memcmp(&opened[i].what, &block, sizeof block)) {
+            opened[i].times++;
+            *out = opened[i].object->addr;
+            return CUDA_SUCCESS;
         }
-        if (!opened[i].times && !slot)
-            slot = &opened[i];
     }
-    if (!slot)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    if (!slot->times)
-        *slot = (struct opened){handle, arena_take(round_up(handle.bytes, GRANULE)), 0};
-    slot->times++;
-    *out = slot->at;
+    struct object *object = free_slot < 0 ? NULL : opened_new(ctx, &block);
+    if (!object)
+        return free_slot < 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_HANDLE;
+    opened[free_slot].what = block;
+    opened[free_slot].object = object;
+    opened[free_slot].serial = ctx->serial;
+    opened[free_slot].times = 1;
+    *out = object->addr;
     return CUDA_SUCCESS;
 }
 
 CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *addr, CUipcMemHandle handle, unsigned int flags)
 {
-    (void)flags;
+    if (flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
+        return CUDA_ERROR_INVALID_VALUE;
     WITH_DRIVER(open_handle(addr, &handle));
 }
 
 CUresult cuIpcOpenMemHandle(CUdeviceptr *addr, CUipcMemHandle handle, unsigned int flags)
 {
-    (void)flags;
+    if (flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
+        return CUDA_ERROR_INVALID_VALUE;
     WITH_DRIVER(open_handle(addr, &handle));
 }
 
 static CUresult close_handle(CUdeviceptr addr)
 {
     for (int i = 0; i < MAX_OPEN; i++)
-        if (opened[i].times && opened[i].at == addr) {
+        if (is_open(i) && opened[i].object->addr == addr) {
             if (--opened[i].times == 0)
-                arena_give(addr, round_up(opened[i].what.bytes, GRANULE));
+                object_free(opened[i].object);
             return CUDA_SUCCESS;
         }
     return CUDA_ERROR_INVALID_VALUE;

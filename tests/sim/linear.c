@@ -65,7 +65,7 @@ static CUresult free_any(CUdeviceptr ptr)
     struct heap *heap = heap_free(ptr);
     if (!heap)
         return host_free(HOST_MANAGED, (void *)ptr) || graph_free(ptr) || external_free(ptr) ||
-                       pool_pointer_free(ptr)
+                       pool_pointer_free(ptr) || low_free(ptr)
                    ? CUDA_SUCCESS
                    : CUDA_ERROR_INVALID_VALUE;
     if (heap->pool)

@@ -1,9 +1,73 @@
-/* Code: modules belong to a context, libraries to none. What they take, no call tells. */
+/* Code: what it takes of a GPU, no call tells. A module belongs to its context; a library to none,
+ * but its code is in the context that it was first loaded in. */
 #include "driver.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ELF_MAGIC 0x464c457fu
+#define FATBIN_MAGIC 0xba55ed50u
+#define FATBIN_WRAPPER_MAGIC 0x466243b1u
+
+/* The variables of code that came as text; nothing is known of those in machine code. */
+struct code {
+    char *text;
+    CUdeviceptr globals; /* where they lie: one granule for all, or 0 */
+};
 
 static uint64_t code_bytes(void)
 {
     return sim_env("SIM_MODULE_MIB", 2) * SIM_MIB;
+}
+
+static void end(struct object *object)
+{
+    struct code *code = object->more;
+    if (code->globals)
+        arena_give(code->globals, GRANULE);
+    free(code->text);
+    free(code);
+}
+
+/* A library's code goes with the library. */
+static void end_library(struct object *object)
+{
+    struct object *code = object_at(OBJECT_CODE, NULL, (CUdeviceptr)object);
+    if (code)
+        object_free(code);
+    end(object);
+}
+
+static bool is_code(const void *image)
+{
+    uint32_t magic;
+    memcpy(&magic, image, sizeof magic);
+    return magic == ELF_MAGIC || magic == FATBIN_MAGIC || magic == FATBIN_WRAPPER_MAGIC ||
+           !memcmp(image, ".ver", 4) || !memcmp(image, "//", 2);
+}
+
+static struct object *code_new(enum object_kind kind, CUcontext ctx, const void *image)
+{
+    bool is_library = kind == OBJECT_LIBRARY;
+    struct object *object =
+        object_new(kind, is_library ? NULL : ctx, ctx->gpu, is_library ? 0 : code_bytes());
+    if (!object)
+        return NULL;
+    bool is_text = *(const char *)image == '.' || *(const char *)image == '/';
+    struct code *code = calloc(1, sizeof *code);
+    code->text = is_text ? strdup(image) : NULL;
+    object->more = code;
+    object->end = is_library ? end_library : end;
+    if (!is_library)
+        return object;
+    struct object *loaded = object_new(OBJECT_CODE, ctx, ctx->gpu, code_bytes());
+    if (!loaded) {
+        object_free(object);
+        return NULL;
+    }
+    loaded->addr = (CUdeviceptr)object;
+    return object;
 }
 
 static CUresult load(void **out, enum object_kind kind, const void *image)
@@ -14,43 +78,54 @@ static CUresult load(void **out, enum object_kind kind, const void *image)
         return rc;
     if (!out || !image)
         return CUDA_ERROR_INVALID_VALUE;
-    struct object *code = object_new(kind, kind == MODULE ? ctx : NULL, ctx->gpu, code_bytes());
+    if (!is_code(image))
+        return CUDA_ERROR_INVALID_IMAGE;
+    struct object *code = code_new(kind, ctx, image);
     if (!code)
         return CUDA_ERROR_OUT_OF_MEMORY;
     *out = code;
     return CUDA_SUCCESS;
 }
 
-static CUresult unload(void *code, enum object_kind kind)
+static CUresult load_file(void **out, enum object_kind kind, const char *path)
 {
-    return object_free(kind, code) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    FILE *file = path ? fopen(path, "re") : NULL;
+    if (!file)
+        return path ? CUDA_ERROR_FILE_NOT_FOUND : CUDA_ERROR_INVALID_VALUE;
+    char *image = NULL;
+    size_t room = 0;
+    ssize_t length = getdelim(&image, &room, -1, file); /* all of a text */
+    fclose(file);
+    CUresult rc = length < 4 ? CUDA_ERROR_INVALID_IMAGE : load(out, kind, image);
+    free(image);
+    return rc;
 }
 
 CUresult cuModuleLoad(CUmodule *module, const char *file)
 {
-    WITH_DRIVER(load((void **)module, MODULE, file));
+    WITH_DRIVER(load_file((void **)module, OBJECT_MODULE, file));
 }
 
 CUresult cuModuleLoadData(CUmodule *module, const void *image)
 {
-    WITH_DRIVER(load((void **)module, MODULE, image));
+    WITH_DRIVER(load((void **)module, OBJECT_MODULE, image));
 }
 
 CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int count,
                             CUjit_option *options, void **values)
 {
     (void)count, (void)options, (void)values;
-    WITH_DRIVER(load((void **)module, MODULE, image));
+    WITH_DRIVER(load((void **)module, OBJECT_MODULE, image));
 }
 
 CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image)
 {
-    WITH_DRIVER(load((void **)module, MODULE, image));
+    WITH_DRIVER(load((void **)module, OBJECT_MODULE, image));
 }
 
 CUresult cuModuleUnload(CUmodule module)
 {
-    WITH_DRIVER(unload(module, MODULE));
+    WITH_DRIVER(object_destroy(OBJECT_MODULE, module));
 }
 
 CUresult cuLibraryLoadData(CUlibrary *library, const void *image, CUjit_option *jit,
@@ -58,7 +133,7 @@ CUresult cuLibraryLoadData(CUlibrary *library, const void *image, CUjit_option *
                            void **values, unsigned int count)
 {
     (void)jit, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
-    WITH_DRIVER(load((void **)library, LIBRARY, image));
+    WITH_DRIVER(load((void **)library, OBJECT_LIBRARY, image));
 }
 
 CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *file, CUjit_option *jit,
@@ -66,10 +141,49 @@ CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *file, CUjit_optio
                                CUlibraryOption *options, void **values, unsigned int count)
 {
     (void)jit, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
-    WITH_DRIVER(load((void **)library, LIBRARY, file));
+    WITH_DRIVER(load_file((void **)library, OBJECT_LIBRARY, file));
 }
 
 CUresult cuLibraryUnload(CUlibrary library)
 {
-    WITH_DRIVER(unload(library, LIBRARY));
+    WITH_DRIVER(object_destroy(OBJECT_LIBRARY, library));
+}
+
+/* A variable of the text's form `.b8 NAME[BYTES]`, in the order of which they lie one by one. */
+static CUresult global(CUdeviceptr *addr, size_t *bytes, enum object_kind kind, const void *handle,
+                       const char *name)
+{
+    struct object *object = object_of(kind, handle);
+    if (!object || !name)
+        return object ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+    struct code *code = object->more;
+    uint64_t offset = 0;
+    for (const char *at = code->text; at && (at = strstr(at, ".b8 ")); at++) {
+        char found[64];
+        unsigned long size;
+        if (sscanf(at, ".b8 %63[^[][%lu]", found, &size) != 2)
+            continue;
+        if (strcmp(found, name)) {
+            offset += round_up(size, 256);
+            continue;
+        }
+        if (!code->globals)
+            code->globals = arena_take(GRANULE);
+        if (addr)
+            *addr = code->globals + offset;
+        if (bytes)
+            *bytes = size;
+        return CUDA_SUCCESS;
+    }
+    return CUDA_ERROR_NOT_FOUND;
+}
+
+CUresult cuModuleGetGlobal_v2(CUdeviceptr *addr, size_t *bytes, CUmodule module, const char *name)
+{
+    WITH_DRIVER(global(addr, bytes, OBJECT_MODULE, module, name));
+}
+
+CUresult cuLibraryGetGlobal(CUdeviceptr *addr, size_t *bytes, CUlibrary library, const char *name)
+{
+    WITH_DRIVER(global(addr, bytes, OBJECT_LIBRARY, library, name));
 }

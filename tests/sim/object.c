@@ -1,5 +1,4 @@
-/* Things behind handles of their own that take device memory: arrays, code, green contexts, graphs.
- * A handle is the object's address, as with the real driver. */
+/* Things behind handles of their own that may take device memory: arrays, code, graphs and more. */
 #include "driver.h"
 
 #include <stdlib.h>
@@ -17,52 +16,54 @@ struct object *object_new(enum object_kind kind, CUcontext ctx, int gpu, uint64_
     return object;
 }
 
-static void drop(struct object **at)
+struct object *object_of(enum object_kind kind, const void *handle)
 {
-    struct object *object = *at;
+    struct object *object = objects;
+    while (object && (object != handle || object->kind != kind))
+        object = object->next;
+    return object;
+}
+
+struct object *object_at(enum object_kind kind, CUcontext ctx, CUdeviceptr addr)
+{
+    struct object *object = objects;
+    while (object &&
+           (object->kind != kind || object->addr != addr || (ctx && object->ctx != ctx)))
+        object = object->next;
+    return object;
+}
+
+void object_free(struct object *object)
+{
+    struct object **at = &objects;
+    while (*at != object)
+        at = &(*at)->next;
     *at = object->next;
+    if (object->end)
+        object->end(object);
     if (object->charged)
         sim_uncharge(driver_owner(), object->gpu, object->charged);
-    free(object->more);
     free(object);
 }
 
-static struct object **find(enum object_kind kind, const void *handle)
+CUresult object_destroy(enum object_kind kind, const void *handle)
 {
-    struct object **at = &objects;
-    while (*at && (*at != handle || (*at)->kind != kind))
-        at = &(*at)->next;
-    return *at ? at : NULL;
-}
-
-bool object_is(enum object_kind kind, const void *handle)
-{
-    return find(kind, handle) != NULL;
-}
-
-bool object_free(enum object_kind kind, void *handle)
-{
-    struct object **at = find(kind, handle);
-    if (at)
-        drop(at);
-    return at != NULL;
-}
-
-bool object_free_at(enum object_kind kind, CUdeviceptr addr)
-{
-    for (struct object **at = &objects; *at; at = &(*at)->next)
-        if ((*at)->kind == kind && (*at)->addr == addr) {
-            drop(at);
-            return true;
-        }
-    return false;
+    struct object *object = object_of(kind, handle);
+    if (!object)
+        return CUDA_ERROR_INVALID_HANDLE;
+    object_free(object);
+    return CUDA_SUCCESS;
 }
 
 void objects_free_all(CUcontext ctx)
 {
-    for (struct object **at = &objects; *at;)
-        if ((*at)->ctx == ctx)
-            drop(at);
-        else
-            at = &(*at)->next;
+    struct object *object = objects;
+    while (object) {
+        if (object->ctx != ctx) {
+            object = object->next;
+            continue;
+        }
+        object_free(object);
+        object = objects; /* its end may have ended others */
+    }
 }

@@ -1,10 +1,18 @@
-/* Functions of CUDA's first version: addresses and sizes of 32 bits. */
+/* Functions of CUDA's first version: addresses and sizes of 32 bits, for which the GPU's lowest
+ * addresses are kept. */
 #include "driver.h"
 
-#include <stdio.h>
+#include <stdlib.h>
 
 #define LOW_BASE 0x10000000u
+
 static CUdeviceptr next_low = LOW_BASE;
+static struct shelf given_back;
+
+static void end(struct object *block)
+{
+    shelf_push(&given_back, block->charged, block->addr);
+}
 
 static CUresult alloc_low(CUdeviceptr_v1 *out, uint64_t bytes)
 {
@@ -12,15 +20,22 @@ static CUresult alloc_low(CUdeviceptr_v1 *out, uint64_t bytes)
     CUresult rc = context_current(&ctx);
     if (rc != CUDA_SUCCESS)
         return rc;
-    uint64_t whole = round_up(bytes, GRANULE);
-    if (!out || !bytes || next_low + whole > UINT32_MAX)
+    uint64_t whole = round_up(bytes, GRANULE), addr;
+    if (!out || !bytes)
         return CUDA_ERROR_INVALID_VALUE;
-    struct object *block = object_new(OLD, ctx, ctx->gpu, whole);
-    if (!block)
+    bool again = shelf_pop(&given_back, whole, &addr);
+    bool fits = again || next_low + whole <= UINT32_MAX;
+    struct object *block = fits ? object_new(OBJECT_LOW, ctx, ctx->gpu, whole) : NULL;
+    if (!block) {
+        if (again)
+            shelf_push(&given_back, whole, addr);
         return CUDA_ERROR_OUT_OF_MEMORY;
-    block->addr = next_low;
-    *out = (CUdeviceptr_v1)next_low;
-    next_low += whole; /* never again: enough for the few that a test asks for */
+    }
+    block->addr = again ? addr : next_low;
+    block->end = end;
+    if (!again)
+        next_low += whole;
+    *out = (CUdeviceptr_v1)block->addr;
     return CUDA_SUCCESS;
 }
 
@@ -29,54 +44,49 @@ CUresult cuMemAlloc(CUdeviceptr_v1 *addr, unsigned int bytes)
     WITH_DRIVER(alloc_low(addr, bytes));
 }
 
+static CUresult alloc_rows(CUdeviceptr_v1 *addr, unsigned *pitch, unsigned width, unsigned height,
+                           unsigned element)
+{
+    if (!pitch || (element != 4 && element != 8 && element != 16))
+        return CUDA_ERROR_INVALID_VALUE;
+    uint64_t row = round_up(width, 512);
+    CUresult rc = alloc_low(addr, row * height);
+    if (rc == CUDA_SUCCESS)
+        *pitch = (unsigned)row;
+    return rc;
+}
+
 CUresult cuMemAllocPitch(CUdeviceptr_v1 *addr, unsigned int *pitch, unsigned int width,
                          unsigned int height, unsigned int element)
 {
-    (void)element;
-    if (!pitch)
-        return CUDA_ERROR_INVALID_VALUE;
-    *pitch = (unsigned)round_up(width, 512);
-    WITH_DRIVER(alloc_low(addr, (uint64_t)*pitch * height));
+    WITH_DRIVER(alloc_rows(addr, pitch, width, height, element));
+}
+
+bool low_free(CUdeviceptr addr)
+{
+    struct object *block = object_at(OBJECT_LOW, NULL, addr);
+    if (block)
+        object_free(block);
+    return block != NULL;
 }
 
 static CUresult free_low(CUdeviceptr_v1 addr)
 {
-    return object_free_at(OLD, addr) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    CUcontext ctx;
+    CUresult rc = context_current(&ctx);
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    return low_free(addr) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuMemFree(CUdeviceptr_v1 addr)
 {
-    if (!addr)
-        return driver_ready();
-    WITH_DRIVER(free_low(addr));
-}
-
-static CUresult pin(void **out, uint64_t bytes)
-{
-    CUcontext ctx;
-    CUresult rc = context_current(&ctx);
-    return rc == CUDA_SUCCESS ? host_new(HOST_PINNED, ctx, bytes, out) : rc;
-}
-
-CUresult cuMemAllocHost(void **out, unsigned int bytes)
-{
-    WITH_DRIVER(pin(out, bytes));
-}
-
-static CUresult by_bus_id(CUdevice *out, const char *text)
-{
-    unsigned domain, bus;
-    if (!out || !text || sscanf(text, "%x:%x:00.0", &domain, &bus) != 2)
-        return CUDA_ERROR_INVALID_VALUE;
-    for (int gpu = 0; gpu < (int)driver_state()->gpus; gpu++)
-        if (domain == 0 && sim_gpu_bus(gpu) == bus && driver_ordinal(gpu) >= 0) {
-            *out = driver_ordinal(gpu);
-            return CUDA_SUCCESS;
-        }
-    return CUDA_ERROR_INVALID_DEVICE;
-}
-
-CUresult cuDeviceGetByPCIBusId(CUdevice *dev, const char *text)
-{
-    WITH_DRIVER(by_bus_id(dev, text));
+    CUresult rc = driver_ready();
+    if (rc != CUDA_SUCCESS || !addr)
+        return rc;
+    driver_lock();
+    rc = free_low(addr);
+    driver_unlock();
+    driver_linger();
+    return rc;
 }

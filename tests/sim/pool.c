@@ -4,12 +4,15 @@
 #include "driver.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 struct CUmemPoolHandle_st {
     struct heap heap;
     uint64_t threshold;
     int reuse[3]; /* the three switches that only say how the real pool reuses blocks */
     bool is_default, destroyed;
+    bool is_import;    /* another process's, under a name of its own */
+    uint64_t identity; /* of one that others can import; 0: nobody can */
     struct CUmemPoolHandle_st *next;
 };
 
@@ -25,7 +28,7 @@ static CUmemoryPool pool_new(int gpu)
     return pool;
 }
 
-static CUmemoryPool default_of(int gpu)
+CUmemoryPool pool_default_of(int gpu)
 {
     if (!default_pool[gpu]) {
         default_pool[gpu] = pool_new(gpu);
@@ -34,9 +37,9 @@ static CUmemoryPool default_of(int gpu)
     return default_pool[gpu];
 }
 
-static CUmemoryPool current_of(int gpu)
+CUmemoryPool pool_current_of(int gpu)
 {
-    return current_pool[gpu] ? current_pool[gpu] : default_of(gpu);
+    return current_pool[gpu] ? current_pool[gpu] : pool_default_of(gpu);
 }
 
 /* A pool that was destroyed while blocks were live still owns their pages, but can't be named. */
@@ -58,14 +61,22 @@ static void drop(CUmemoryPool pool)
     free(pool);
 }
 
-bool pool_is_known(CUmemoryPool pool)
+uint64_t pool_identity(CUmemoryPool pool)
 {
-    return known(pool);
+    return known(pool) ? pool->identity : 0;
 }
 
-CUmemoryPool pool_for_import(int gpu)
+int pool_gpu(CUmemoryPool pool)
 {
-    return pool_new(gpu);
+    return pool->heap.gpu;
+}
+
+CUmemoryPool pool_import(int gpu, uint64_t identity)
+{
+    CUmemoryPool pool = pool_new(gpu);
+    pool->is_import = true;
+    pool->identity = identity;
+    return pool;
 }
 
 void pools_synchronize(int gpu)
@@ -85,7 +96,7 @@ void pool_block_freed(CUmemoryPool pool, bool synchronous)
 
 static CUresult alloc_from(CUdeviceptr *out, uint64_t bytes, CUmemoryPool pool)
 {
-    if (!out || !bytes || !known(pool))
+    if (!out || !bytes || !known(pool) || pool->is_import)
         return CUDA_ERROR_INVALID_VALUE;
     CUresult rc = heap_alloc(&pool->heap, bytes, out);
     if (rc != CUDA_ERROR_OUT_OF_MEMORY)
@@ -98,7 +109,7 @@ static CUresult alloc_async(CUdeviceptr *out, uint64_t bytes)
 {
     CUcontext ctx;
     CUresult rc = context_current(&ctx);
-    return rc == CUDA_SUCCESS ? alloc_from(out, bytes, current_of(ctx->gpu)) : rc;
+    return rc == CUDA_SUCCESS ? alloc_from(out, bytes, pool_current_of(ctx->gpu)) : rc;
 }
 
 static CUresult alloc_from_pool(CUdeviceptr *out, uint64_t bytes, CUmemoryPool pool)
@@ -167,39 +178,19 @@ CUresult cuMemFreeAsync_ptsz(CUdeviceptr ptr, CUstream stream)
     return free_async(ptr);
 }
 
-static CUresult pool_of_device(CUmemoryPool *out, CUdevice dev, CUmemoryPool (*which)(int gpu))
+CUresult pool_make_current(CUmemoryPool pool, int gpu)
 {
-    int gpu = driver_gpu(dev);
-    if (gpu < 0)
-        return CUDA_ERROR_INVALID_DEVICE;
-    *out = which(gpu);
-    return CUDA_SUCCESS;
-}
-
-CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice dev)
-{
-    WITH_DRIVER(pool_of_device(pool, dev, default_of));
-}
-
-CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice dev)
-{
-    WITH_DRIVER(pool_of_device(pool, dev, current_of));
-}
-
-static CUresult set_pool(CUdevice dev, CUmemoryPool pool)
-{
-    int gpu = driver_gpu(dev);
-    if (gpu < 0)
-        return CUDA_ERROR_INVALID_DEVICE;
-    if (!known(pool) || pool->heap.gpu != gpu)
+    if (!known(pool) || pool->heap.gpu != gpu || pool->is_import)
         return CUDA_ERROR_INVALID_VALUE;
     current_pool[gpu] = pool;
     return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool)
+/* Not seen twice on this machine, as no process lives twice. */
+static uint64_t new_identity(void)
 {
-    WITH_DRIVER(set_pool(dev, pool));
+    static uint32_t pools_named;
+    return (uint64_t)getpid() << 32 | ++pools_named;
 }
 
 static CUresult create(CUmemoryPool *out, const CUmemPoolProps *props)
@@ -210,6 +201,8 @@ static CUresult create(CUmemoryPool *out, const CUmemPoolProps *props)
     if (gpu < 0)
         return CUDA_ERROR_INVALID_DEVICE;
     *out = pool_new(gpu);
+    if (props->handleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        (*out)->identity = new_identity();
     return CUDA_SUCCESS;
 }
 

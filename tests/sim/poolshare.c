@@ -1,30 +1,25 @@
 /* Pools and their blocks between processes. What is imported has an address and costs nothing: the
  * pages are charged to the process whose pool they are of. */
-#include "driver.h"
+#define _GNU_SOURCE
+#include "opened.h"
 
-#include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
-#define MAGIC 0x4c4f4f504d4953ull /* "SIMPOOL" */
-
-struct pointer {
-    uint64_t magic, bytes;
-};
-_Static_assert(sizeof(struct pointer) <= sizeof(CUmemPoolPtrExportData), "it has 64 bytes");
-
-#define MAX_IMPORTED 256
-static struct {
-    CUdeviceptr at;
-    uint64_t bytes;
-} imported[MAX_IMPORTED];
+#define POOL_TEXT "vramscope simulated pool %llx of GPU %d\n"
 
 static CUresult export_pool(int *out, CUmemoryPool pool)
 {
-    if (!out || !pool_is_known(pool))
+    uint64_t identity = pool_identity(pool);
+    if (!out || !identity)
         return CUDA_ERROR_INVALID_VALUE;
-    *out = open("/dev/null", O_RDWR | O_CLOEXEC);
-    return *out < 0 ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
+    int fd = memfd_create("vramscope-simulated-pool", MFD_CLOEXEC);
+    if (fd < 0 || dprintf(fd, POOL_TEXT, (unsigned long long)identity, pool_gpu(pool)) < 0)
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    *out = fd;
+    return CUDA_SUCCESS;
 }
 
 CUresult cuMemPoolExportToShareableHandle(void *out, CUmemoryPool pool,
@@ -38,13 +33,15 @@ CUresult cuMemPoolExportToShareableHandle(void *out, CUmemoryPool pool,
 
 static CUresult import_pool(CUmemoryPool *out, int fd)
 {
-    CUcontext ctx;
-    CUresult rc = context_current(&ctx);
-    if (rc != CUDA_SUCCESS)
-        return rc;
-    if (!out || fcntl(fd, F_GETFD) < 0)
+    char text[96] = "";
+    unsigned long long identity;
+    int gpu;
+    if (!out || pread(fd, text, sizeof text - 1, 0) <= 0 ||
+        sscanf(text, POOL_TEXT, &identity, &gpu) != 2)
         return CUDA_ERROR_INVALID_VALUE;
-    *out = pool_for_import(ctx->gpu);
+    if (driver_ordinal(gpu) < 0)
+        return CUDA_ERROR_INVALID_DEVICE; /* this process does not see that GPU */
+    *out = pool_import(gpu, identity);
     return CUDA_SUCCESS;
 }
 
@@ -59,11 +56,18 @@ CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *handle,
 
 static CUresult export_pointer(CUmemPoolPtrExportData *out, CUdeviceptr addr)
 {
-    struct pointer pointer = {MAGIC, heap_block_bytes(addr)};
-    if (!out || !pointer.bytes)
+    struct heap *heap = heap_of(addr);
+    struct shared_block block = {.pid = getpid()};
+    block.kind = heap && heap->pool ? pool_identity(heap->pool) : 0;
+    if (!out || !block.kind)
         return CUDA_ERROR_INVALID_VALUE;
+    int export = heap_share(addr, &block.part);
+    if (export < 0)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    block.gpu = heap->gpu;
+    block.export_id = export_at(export)->id;
     memset(out, 0, sizeof *out);
-    memcpy(out, &pointer, sizeof pointer);
+    memcpy(out, &block, sizeof block);
     return CUDA_SUCCESS;
 }
 
@@ -75,19 +79,15 @@ CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *out, CUdeviceptr addr)
 static CUresult import_pointer(CUdeviceptr *out, CUmemoryPool pool,
                                const CUmemPoolPtrExportData *data)
 {
-    struct pointer pointer;
-    if (!out || !data || !pool_is_known(pool))
+    struct shared_block block;
+    if (!out || !data || !pool_identity(pool))
         return CUDA_ERROR_INVALID_VALUE;
-    memcpy(&pointer, data, sizeof pointer);
-    if (pointer.magic != MAGIC)
+    memcpy(&block, data, sizeof block);
+    struct object *object = block.kind == pool_identity(pool) ? opened_new(NULL, &block) : NULL;
+    if (!object)
         return CUDA_ERROR_INVALID_VALUE;
-    for (int i = 0; i < MAX_IMPORTED; i++)
-        if (!imported[i].at) {
-            imported[i].bytes = round_up(pointer.bytes, GRANULE);
-            *out = imported[i].at = arena_take(imported[i].bytes);
-            return CUDA_SUCCESS;
-        }
-    return CUDA_ERROR_OUT_OF_MEMORY;
+    *out = object->addr;
+    return CUDA_SUCCESS;
 }
 
 CUresult cuMemPoolImportPointer(CUdeviceptr *out, CUmemoryPool pool, CUmemPoolPtrExportData *data)
@@ -95,13 +95,12 @@ CUresult cuMemPoolImportPointer(CUdeviceptr *out, CUmemoryPool pool, CUmemPoolPt
     WITH_DRIVER(import_pointer(out, pool, data));
 }
 
+/* Blocks of cuMemAlloc that were opened belong to a context, and are closed, not freed. */
 bool pool_pointer_free(CUdeviceptr addr)
 {
-    for (int i = 0; addr && i < MAX_IMPORTED; i++)
-        if (imported[i].at == addr) {
-            arena_give(addr, imported[i].bytes);
-            imported[i].at = 0;
-            return true;
-        }
-    return false;
+    struct object *object = object_at(OBJECT_OPENED, NULL, addr);
+    if (!object || object->ctx)
+        return false;
+    object_free(object);
+    return true;
 }

@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define MAGIC 0x76736d31u /* changes with the layout of struct sim_state */
+#define MAGIC 0x76736d33u /* changes with the layout of struct sim_state */
 
 static struct sim_state *state;
 
@@ -47,8 +47,10 @@ static bool initialise(int fd)
     if (new == MAP_FAILED)
         return false;
     uint64_t gpus = sim_env("SIM_GPUS", 2);
-    new->gpus = gpus < 1 ? 1 : gpus > SIM_MAX_GPUS ? SIM_MAX_GPUS : (uint32_t)gpus;
-    new->capacity = sim_env("SIM_MEMORY_MIB", 81920) * SIM_MIB;
+    uint64_t mig = sim_env("SIM_MIG", 0), parts = mig > 1 ? mig : 1, most = SIM_MAX_GPUS / parts;
+    new->mig = mig > 7 ? 7 : (uint32_t)mig;
+    new->gpus = (uint32_t)((gpus < 1 ? 1 : gpus > most ? most : gpus) * parts);
+    new->capacity = sim_env("SIM_MEMORY_MIB", 81920) / parts * SIM_MIB;
     new->reserved = sim_env("SIM_RESERVED_MIB", 512) * SIM_MIB;
     new->context_bytes = sim_env("SIM_CONTEXT_MIB", 500) * SIM_MIB;
     pthread_mutexattr_t shared;
@@ -247,9 +249,19 @@ int sim_owner_register(void)
     return free_slot;
 }
 
-bool sim_charge(int owner, int gpu, uint64_t bytes)
+static void lock_unless_checkpointed(int owner)
 {
     sim_lock();
+    while (state->owners[owner].checkpoint) {
+        sim_unlock();
+        sim_sleep_ms(1);
+        sim_lock();
+    }
+}
+
+bool sim_charge(int owner, int gpu, uint64_t bytes)
+{
+    lock_unless_checkpointed(owner);
     /* Asking /proc about every process is slow and changes nothing while there is room. */
     if (bytes > state->capacity - state->used[gpu])
         sim_reclaim();
@@ -264,15 +276,20 @@ bool sim_charge(int owner, int gpu, uint64_t bytes)
 
 void sim_uncharge(int owner, int gpu, uint64_t bytes)
 {
-    sim_lock();
+    lock_unless_checkpointed(owner);
     state->owners[owner].charged[gpu] -= bytes;
     state->used[gpu] -= bytes;
     sim_unlock();
 }
 
-void sim_gpu_uuid(int gpu, unsigned char uuid[16])
+int sim_card(int gpu)
 {
-    uint64_t x = 0x9e3779b97f4a7c15ull * (uint64_t)(gpu + 1);
+    return state->mig ? gpu / (int)state->mig : gpu;
+}
+
+static void uuid_of(unsigned number, unsigned char uuid[16])
+{
+    uint64_t x = 0x9e3779b97f4a7c15ull * number;
     for (int half = 0; half < 2; half++) {
         x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull; /* splitmix64: looks random, never changes */
         x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
@@ -281,16 +298,39 @@ void sim_gpu_uuid(int gpu, unsigned char uuid[16])
     }
 }
 
-void sim_gpu_uuid_text(int gpu, char text[41])
+void sim_card_uuid(int card, unsigned char uuid[16])
 {
-    unsigned char u[16];
-    sim_gpu_uuid(gpu, u);
-    snprintf(text, 41, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
-             u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12],
-             u[13], u[14], u[15]);
+    uuid_of((unsigned)card + 1, uuid);
+}
+
+void sim_gpu_uuid(int gpu, unsigned char uuid[16])
+{
+    uuid_of((unsigned)gpu + (state->mig ? 1001 : 1), uuid);
+}
+
+static void uuid_text(const char *kind, const unsigned char u[16], char text[SIM_UUID_TEXT])
+{
+    snprintf(text, SIM_UUID_TEXT,
+             "%s-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", kind, u[0],
+             u[1], u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13],
+             u[14], u[15]);
+}
+
+void sim_card_uuid_text(int card, char text[SIM_UUID_TEXT])
+{
+    unsigned char uuid[16];
+    sim_card_uuid(card, uuid);
+    uuid_text("GPU", uuid, text);
+}
+
+void sim_gpu_uuid_text(int gpu, char text[SIM_UUID_TEXT])
+{
+    unsigned char uuid[16];
+    sim_gpu_uuid(gpu, uuid);
+    uuid_text(state->mig ? "MIG" : "GPU", uuid, text);
 }
 
 unsigned sim_gpu_bus(int gpu)
 {
-    return 0x1bu + 0x10u * (unsigned)gpu;
+    return 0x1bu + 0x10u * (unsigned)sim_card(gpu);
 }

@@ -27,6 +27,8 @@ struct sim_owner {
     struct sim_identity who; /* pid 0: the slot is free */
     uint64_t charged[SIM_MAX_GPUS];
     uint32_t contexts[SIM_MAX_GPUS];
+    uint32_t checkpoint;              /* a CUprocessState */
+    uint64_t moved_out[SIM_MAX_GPUS]; /* what it was charged with, while it is checkpointed */
 };
 
 /* Memory that was exported at least once, so that its life is no longer its creator's. */
@@ -40,8 +42,9 @@ struct sim_export {
 
 struct sim_state {
     uint32_t magic;
-    uint32_t gpus;
-    uint64_t capacity;      /* bytes of each GPU that programs can have */
+    uint32_t gpus;          /* with MIG, instances: those of a GPU stand together */
+    uint32_t mig;           /* instances of each GPU; 0: no MIG */
+    uint64_t capacity;      /* bytes of each GPU, or instance, that programs can have */
     uint64_t reserved;      /* bytes beyond them that the driver keeps for itself */
     uint64_t context_bytes; /* what a context costs */
     pthread_mutex_t lock;   /* robust: a process may be killed while it holds the lock */
@@ -67,8 +70,9 @@ void sim_reclaim(void);
 /* Takes the slot of the calling process. -1: none is free. Lock held. */
 int sim_owner_register(void);
 
-/* The calling process's account; these take the lock themselves. `sim_charge` is false when the
- * GPU has no room for `bytes`, even after reclaiming. */
+/* The calling process's account; these take the lock themselves, and wait while the process is
+ * locked for a checkpoint. `sim_charge` is false when the GPU has no room for `bytes`, even after
+ * reclaiming. */
 bool sim_charge(int owner, int gpu, uint64_t bytes);
 void sim_uncharge(int owner, int gpu, uint64_t bytes);
 
@@ -79,9 +83,15 @@ void sim_export_hold(struct sim_export *shared, int owner);
 /* Drops the owner's hold, and the memory with the last one. Lock held. */
 void sim_export_drop(struct sim_export *shared, int owner);
 
-/* Every GPU has the same identity in libcuda and in NVML. */
+/* Every GPU, and every instance of one, has the same identity in libcuda and in NVML. These take
+ * numbers of the state; `sim_card` is the GPU that an instance is a part of. */
+int sim_card(int gpu);
 void sim_gpu_uuid(int gpu, unsigned char uuid[16]);
-void sim_gpu_uuid_text(int gpu, char text[41]);
+void sim_card_uuid(int card, unsigned char uuid[16]);
+/* `GPU-` or `MIG-` and the UUID. */
+#define SIM_UUID_TEXT 41
+void sim_gpu_uuid_text(int gpu, char text[SIM_UUID_TEXT]);
+void sim_card_uuid_text(int card, char text[SIM_UUID_TEXT]);
 unsigned sim_gpu_bus(int gpu);
 #define SIM_GPU_NAME "vramscope simulated GPU"
 #define SIM_CUDA_VERSION 12090

@@ -3,26 +3,19 @@
  * The pages of a handle go when it has no reference, no map and no open export or import, in
  * whichever order these end. Within a process that is counted here; between processes the shared
  * state counts (state.h), from the first export on. */
-#define _GNU_SOURCE
 #include "driver.h"
 
-#include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #define HANDLE_BASE 0x55d000000000ull /* handles look like small heap addresses */
 #define HANDLE_STEP 0x40ull
-#define EXPORT_TEXT "vramscope simulated export %llu\n"
 
 struct memory {
     int gpu; /* -1: host memory, charged to no GPU */
     uint64_t bytes;
     unsigned references, maps;
     int export; /* index into the shared exports, or -1 */
+    void (*ended)(CUmemGenericAllocationHandle handle); /* told when it goes, or NULL */
     CUmemAllocationHandleType types;
     bool in_use;
     unsigned next_free;
@@ -37,7 +30,23 @@ static struct memory *memories; /* slot 0 stays empty: it ends the list of free 
 static unsigned memory_room, memory_count = 1, first_free;
 static struct map *map_at[GRANULES / 4096]; /* maps by their first granule, paged */
 static uint64_t *reserved_at[GRANULES / 4096]; /* reservations, likewise */
-static uint16_t export_uses[SIM_MAX_EXPORTS]; /* this process's handles of a shared object */
+
+/* The entry of a granule in a two-level table; the second level is made on first use. */
+static struct map *map_entry(size_t granule)
+{
+    struct map **page = &map_at[granule / 4096];
+    if (!*page)
+        *page = calloc(4096, sizeof **page);
+    return &(*page)[granule % 4096];
+}
+
+static uint64_t *reserved_entry(size_t granule)
+{
+    uint64_t **page = &reserved_at[granule / 4096];
+    if (!*page)
+        *page = calloc(4096, sizeof **page);
+    return &(*page)[granule % 4096];
+}
 
 static unsigned memory_new(int gpu, uint64_t bytes)
 {
@@ -71,24 +80,16 @@ static struct memory *find(CUmemGenericAllocationHandle handle)
     return memories[index].in_use && memories[index].references ? &memories[index] : NULL;
 }
 
-static struct sim_export *shared_of(int export)
-{
-    return &driver_state()->exports[export];
-}
-
 static void free_if_unused(struct memory *memory)
 {
     if (memory->references || memory->maps)
         return;
-    if (memory->export >= 0) {
-        if (--export_uses[memory->export] == 0) {
-            sim_lock();
-            sim_export_drop(shared_of(memory->export), driver_owner());
-            sim_unlock();
-        }
-    } else if (memory->gpu >= 0) {
+    if (memory->export >= 0)
+        export_unuse(memory->export);
+    else if (memory->gpu >= 0)
         sim_uncharge(driver_owner(), memory->gpu, memory->bytes);
-    }
+    if (memory->ended)
+        memory->ended(handle_of((unsigned)(memory - memories)));
     memory->in_use = false;
     memory->next_free = first_free;
     first_free = (unsigned)(memory - memories);
@@ -133,14 +134,48 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
     WITH_DRIVER(create(handle, bytes, prop));
 }
 
-CUmemGenericAllocationHandle vmm_handle_without_memory(uint64_t bytes)
+CUmemGenericAllocationHandle
+vmm_handle_without_memory(uint64_t bytes, void (*ended)(CUmemGenericAllocationHandle handle))
 {
-    return handle_of(memory_new(-1, bytes));
+    unsigned index = memory_new(-1, bytes);
+    memories[index].ended = ended;
+    return handle_of(index);
 }
 
-bool vmm_known(CUmemGenericAllocationHandle handle)
+uint64_t vmm_bytes(CUmemGenericAllocationHandle handle)
 {
-    return find(handle) != NULL;
+    const struct memory *memory = find(handle);
+    return memory ? memory->bytes : 0;
+}
+
+/* Counts as a map: whoever holds the memory has it, whatever becomes of the handle. */
+unsigned vmm_hold(CUmemGenericAllocationHandle handle)
+{
+    struct memory *memory = find(handle);
+    if (!memory)
+        return 0;
+    memory->maps++;
+    return (unsigned)(memory - memories);
+}
+
+unsigned vmm_hold_at(CUdeviceptr addr)
+{
+    size_t granule = arena_granule(addr);
+    unsigned index = granule == SIZE_MAX ? 0 : map_entry(granule)->memory;
+    if (index)
+        memories[index].maps++;
+    return index;
+}
+
+int vmm_gpu(unsigned index)
+{
+    return memories[index].gpu;
+}
+
+void vmm_let_go(unsigned index)
+{
+    memories[index].maps--;
+    free_if_unused(&memories[index]);
 }
 
 static CUresult release(CUmemGenericAllocationHandle handle)
@@ -169,23 +204,6 @@ CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocatio
         return CUDA_ERROR_INVALID_VALUE;
     *granularity = GRANULE;
     return CUDA_SUCCESS;
-}
-
-/* The entry of a granule in a two-level table; the second level is made on first use. */
-static struct map *map_entry(size_t granule)
-{
-    struct map **page = &map_at[granule / 4096];
-    if (!*page)
-        *page = calloc(4096, sizeof **page);
-    return &(*page)[granule % 4096];
-}
-
-static uint64_t *reserved_entry(size_t granule)
-{
-    uint64_t **page = &reserved_at[granule / 4096];
-    if (!*page)
-        *page = calloc(4096, sizeof **page);
-    return &(*page)[granule % 4096];
 }
 
 static CUresult reserve(CUdeviceptr *out, uint64_t bytes, uint64_t alignment)
@@ -322,36 +340,12 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
     WITH_DRIVER(retain(handle, (CUdeviceptr)addr));
 }
 
-/* A free shared record for memory that is exported for the first time. Shared lock held. */
-static int share(const struct memory *memory)
+/* The shared object that the memory is from its first export on; -1: there are too many. */
+static int share(struct memory *memory)
 {
-    struct sim_state *state = driver_state();
-    for (int i = 0; i < SIM_MAX_EXPORTS; i++)
-        if (!state->exports[i].id) {
-            state->exports[i] = (struct sim_export){.id = ++state->next_export,
-                                                    .bytes = memory->bytes,
-                                                    .gpu = memory->gpu,
-                                                    .charged_to = driver_owner()};
-            sim_export_hold(&state->exports[i], driver_owner());
-            return i;
-        }
-    return -1;
-}
-
-/* A descriptor whose file names the object, with the lock that shows others that it is open. */
-static int open_export(uint64_t id)
-{
-    char path[4096], text[64];
-    sim_export_path(id, path, sizeof path);
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    int length = snprintf(text, sizeof text, EXPORT_TEXT, (unsigned long long)id);
-    if (fd < 0)
-        return -1;
-    if (fchmod(fd, 0666) || pwrite(fd, text, (size_t)length, 0) != length || flock(fd, LOCK_SH)) {
-        close(fd);
-        return -1;
-    }
-    return fd;
+    if (memory->export < 0)
+        memory->export = export_new(memory->gpu, memory->bytes);
+    return memory->export;
 }
 
 static CUresult export(int *out, CUmemGenericAllocationHandle handle,
@@ -363,14 +357,7 @@ static CUresult export(int *out, CUmemGenericAllocationHandle handle,
         return CUDA_ERROR_INVALID_VALUE;
     if (memory->gpu < 0)
         return CUDA_ERROR_NOT_SUPPORTED;
-    sim_lock();
-    if (memory->export < 0) {
-        memory->export = share(memory);
-        if (memory->export >= 0)
-            export_uses[memory->export] = 1;
-    }
-    int fd = memory->export < 0 ? -1 : open_export(shared_of(memory->export)->id);
-    sim_unlock();
+    int fd = share(memory) < 0 ? -1 : export_open_file(memory->export);
     if (fd < 0)
         return CUDA_ERROR_OPERATING_SYSTEM;
     *out = fd;
@@ -387,26 +374,14 @@ CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHan
 
 static CUresult import(CUmemGenericAllocationHandle *out, int fd, CUmemAllocationHandleType type)
 {
-    char text[64] = "";
-    unsigned long long id;
-    if (!out || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
-        pread(fd, text, sizeof text - 1, 0) <= 0 || sscanf(text, EXPORT_TEXT, &id) != 1)
+    if (!out || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
         return CUDA_ERROR_INVALID_VALUE;
-    struct sim_state *state = driver_state();
-    int export = -1;
-    sim_lock();
-    for (int i = 0; i < SIM_MAX_EXPORTS && export < 0; i++)
-        if (state->exports[i].id == id)
-            export = i;
-    if (export >= 0)
-        sim_export_hold(&state->exports[export], driver_owner());
-    sim_unlock();
+    int export = export_use(export_id_of_file(fd));
     if (export < 0)
         return CUDA_ERROR_INVALID_VALUE;
-    unsigned index = memory_new(shared_of(export)->gpu, shared_of(export)->bytes);
+    unsigned index = memory_new(export_at(export)->gpu, export_at(export)->bytes);
     memories[index].export = export;
     memories[index].types = type;
-    export_uses[export]++;
     *out = handle_of(index);
     return CUDA_SUCCESS;
 }
@@ -417,20 +392,28 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
     WITH_DRIVER(import(handle, (int)(intptr_t)shareable, type));
 }
 
-/* A file for a range of addresses: of memory that is mapped, or of a block. */
-static CUresult handle_for_range(int *out, CUdeviceptr addr, uint64_t bytes)
+/* A file for a range of addresses: of memory that is mapped, or of a block. It keeps the pages. */
+static CUresult handle_for_range(int *out, CUdeviceptr addr, uint64_t bytes,
+                                 CUmemRangeHandleType type)
 {
     size_t granule = arena_granule(addr);
-    if (!out || !bytes || granule == SIZE_MAX ||
-        (!map_entry(granule)->memory && !heap_block_bytes(addr)))
+    if (!out || !bytes || (addr | bytes) % 4096 || granule == SIZE_MAX ||
+        type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD)
         return CUDA_ERROR_INVALID_VALUE;
-    *out = open("/dev/null", O_RDWR | O_CLOEXEC);
-    return *out < 0 ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
+    unsigned index = map_entry(granule)->memory;
+    int export = index ? share(&memories[index]) : heap_share(addr, NULL);
+    if (export < 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    int fd = export_open_file(export);
+    if (fd < 0)
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    *out = fd;
+    return CUDA_SUCCESS;
 }
 
 CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr addr, size_t bytes,
                                        CUmemRangeHandleType type, unsigned long long flags)
 {
-    (void)type, (void)flags;
-    WITH_DRIVER(handle_for_range(handle, addr, bytes));
+    (void)flags;
+    WITH_DRIVER(handle_for_range(handle, addr, bytes, type));
 }

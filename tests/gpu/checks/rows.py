@@ -1,5 +1,6 @@
 """Every function of the probe table, called once on the real driver: each is its row of the log."""
 
+import difflib
 import re
 
 import pandas as pd
@@ -8,9 +9,10 @@ from harness.registry import check
 
 _CALL = re.compile(
     r"^CALL (?P<api>\w+) rc=(?P<rc>-?\d+) op=(?P<op>\S+) level=(?P<level>\S+)"
-    r" addr=0x(?P<addr>[0-9a-f]+) size=(?P<size>\S+) delta=(?P<delta>-?\d+) pid=\d+ tid=\d+$",
+    r" addr=0x(?P<addr>[0-9a-f]+) size=(?P<size>\S+) delta=(?P<delta>-?\d+) pid=(?P<pid>\d+)",
     re.M,
 )
+_SKIPPED = re.compile(r"^CALL-SKIPPED api=(\w+) why=(.*)$", re.M)
 
 
 def told(output):
@@ -20,52 +22,62 @@ def told(output):
         if call["op"] == "-":
             continue
         size = None if call["size"] == "-" else int(call["size"])
-        addr = int(call["addr"], 16)
-        words = (call["api"], call["op"], call["level"], addr, size, int(call["delta"]))
-        rows.append((*words, int(call["rc"])))
+        words = (call["level"], int(call["addr"], 16), size, int(call["delta"]))
+        rows.append((int(call["pid"]), call["api"], call["op"], int(call["rc"]), *words))
     return rows
 
 
 def logged(events):
-    """The same of the log's rows."""
+    """The same of the log's rows, but those of frees that no call made."""
     rows = []
-    for event in events.itertuples():
+    for event in events[~events.implicit.astype(bool)].itertuples():
         size = None if pd.isna(event.size_bytes) else int(event.size_bytes)
-        addr = int(event.addr) & (2**64 - 1)
-        words = (event.api, event.op, event.level, addr, size, int(event.delta_bytes))
-        rows.append((*words, int(event.result)))
+        words = (event.level, int(event.addr) & (2**64 - 1), size, int(event.delta_bytes))
+        rows.append((int(event.pid), event.api, event.op, int(event.result), *words))
     return rows
 
 
+def compared(rows):
+    """What of the rows has to be equal: of a refused call only that it was refused, and how. What
+    it asked for is nothing that the program prints of calls that a driver may refuse."""
+    return [row[:4] if row[2] == "fail" else row for row in rows]
+
+
 def differences(wanted, found):
-    """Rows that differ, in order. Of a refused call only that it was refused is compared: what it
-    asked for is the program's guess."""
+    """Rows that the log lacks, and rows that it has beyond those told, in order."""
+    wanted, found = compared(wanted), compared(found)
     lines = []
-    for index, (true, row) in enumerate(zip(wanted, found)):
-        refused = true[1] == "fail" and row[0] == true[0] and row[1] == "fail" and row[6] == true[6]
-        if true != row and not refused:
-            lines.append(f"row {index}: {row}, the program says {true}")
-    if len(wanted) != len(found):
-        lines.append(f"{len(found)} rows, the program says {len(wanted)}")
+    matcher = difflib.SequenceMatcher(None, wanted, found, autojunk=False)
+    for what, i, until_i, j, until_j in matcher.get_opcodes():
+        if what == "equal":
+            continue
+        lines += [f"told, not in the log: {row}" for row in wanted[i:until_i]]
+        lines += [f"in the log, not told: {row}" for row in found[j:until_j]]
     return lines
 
 
-@check("every-row", "every function of the probe table once: each is its row", 60, ["every_row"])
+def figures(outcome, output):
+    """Which functions worked, which the driver refused, which were not called and why."""
+    worked = {call["api"] for call in _CALL.finditer(output) if call["op"] != "fail"}
+    refused = {
+        f"{call['api']} ({call['rc']})"
+        for call in _CALL.finditer(output)
+        if call["op"] == "fail" and call["api"] not in worked
+    }
+    outcome.figure("functions that worked", len(worked))
+    outcome.figure("refused by this driver (result)", ", ".join(sorted(refused)) or "none")
+    left = [f"{api}: {why}" for api, why in _SKIPPED.findall(output) if api not in worked]
+    outcome.figure("not called", ", ".join(dict.fromkeys(left)) or "none")
+
+
+@check("every-row", "every function of the probe table once: each is its row", 90, ["every_row"])
 def every_row(context, outcome):
-    recording = context.record(outcome, "every-row", [context.built("every_row")], timeout=50)
+    command = [context.built("every_row"), "straight"]
+    recording = context.record(outcome, "every-row", command, timeout=80)
     output, log = recording.program.output, recording.log
     outcome.expect_equal("exit code", recording.code, 0)
-    events = log.events[~log.events.implicit.astype(bool)]
-    # The driver calls functions of its own accord while it starts; those the program made are told.
-    wanted, found = told(output), logged(events)
-    outcome.expect_equal("rows that differ", differences(wanted, found)[:12], [])
+    outcome.expect("the program came to its end", "MADE " in output, output[-300:])
+    found = differences(told(output), logged(log.events))
+    outcome.expect_equal("rows that differ", found[:12], [])
     outcome.expect_equal("losses", log.losses(), {})
-    apis = {row[0] for row in wanted if row[1] != "fail"}
-    silent = {call["api"] for call in _CALL.finditer(output) if call["op"] == "-"}
-    outcome.figure("functions that worked", len(apis | silent))
-    refused = [
-        f"{row[0]} ({row[6]})" for row in wanted if row[1] == "fail" and row[0] not in apis
-    ]
-    outcome.figure("functions that this driver refused (result)", ", ".join(refused) or "none")
-    skipped = re.findall(r"^SKIPPED (\w+) why=(.*)$", output, re.M)
-    outcome.figure("not called", ", ".join(f"{api}: {why}" for api, why in skipped) or "none")
+    figures(outcome, output)

@@ -19,9 +19,16 @@ PROGRAMS = {
     "sites-nodebug": ("sites.cu", "shared"),
 }
 
-# Programs that run on the simulated GPU too, in C, against the driver alone.
+# Programs of tests/programs, which run on the simulated GPU too: in C, against the driver alone.
 DRIVER_PROGRAMS = {
-    "every_row": ("every_row.c", "every_row_objects.c", "every_row_shared.c"),
+    "every_row": (
+        "every_row.c",
+        "every_row_memory.c",
+        "every_row_contexts.c",
+        "every_row_objects.c",
+        "every_row_shared.c",
+    ),
+    "share": ("share.c",),
 }
 
 
@@ -88,15 +95,15 @@ class Builder:
         self.target.mkdir(parents=True, exist_ok=True)
         root, output = Path(os.path.realpath(find_nvcc())).parent.parent, self.target / name
         folders = [root, root / "targets" / "x86_64-linux"]
-        command = ["cc", "-std=gnu11", "-O1", "-g", "-DREAL_GPU", "-o", str(output)]
+        command = ["cc", "-std=gnu11", "-O1", "-g", "-o", str(output)]
         for folder in folders:
             command += ["-isystem", str(folder / "include")]
         command += [str(self.sources.parent / "programs" / file) for file in DRIVER_PROGRAMS[name]]
         for folder in folders:
             command += ["-L", str(folder / "lib64" / "stubs"), "-L", str(folder / "lib" / "stubs")]
-        done = subprocess.run(
-            [*command, "-lcuda"], capture_output=True, text=True, timeout=100, check=False
-        )
+        # The programs look their functions up: nothing else would have the library loaded.
+        command += ["-Wl,--no-as-needed", "-lcuda", "-ldl"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
         if done.returncode != 0:
             raise RuntimeError(f"cc could not build {name}: {done.stderr[-800:]}")
         return output

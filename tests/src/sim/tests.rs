@@ -73,7 +73,30 @@ const DRIVER: &str = "
     cuMemExportToShareableHandle cuMemImportFromShareableHandle cuMemAddressReserve
     cuMemAddressFree cuMemGetAllocationGranularity
     cuMemHostAlloc cuMemAllocHost_v2 cuMemFreeHost cuMemHostRegister_v2 cuMemHostUnregister
-    cuStreamCreate cuStreamDestroy_v2 cuStreamSynchronize cuStreamSynchronize_ptsz";
+    cuStreamCreate cuStreamDestroy_v2 cuStreamSynchronize cuStreamSynchronize_ptsz
+    cuArray3DCreate cuArray3DCreate_v2 cuArrayCreate cuArrayCreate_v2 cuArrayDestroy
+    cuCheckpointProcessCheckpoint cuCheckpointProcessGetState cuCheckpointProcessLock
+    cuCheckpointProcessRestore cuCheckpointProcessUnlock cuCtxAttach cuCtxCreate cuCtxDestroy
+    cuCtxDetach cuCtxFromGreenCtx cuCtxGetLimit cuCtxPopCurrent cuCtxPushCurrent cuCtxSetLimit
+    cuDestroyExternalMemory cuDevResourceGenerateDesc cuDeviceGetByPCIBusId
+    cuDeviceGetDevResource cuDeviceGetGraphMemAttribute cuDeviceGraphMemTrim
+    cuExternalMemoryGetMappedBuffer cuExternalMemoryGetMappedMipmappedArray
+    cuGraphAddMemAllocNode cuGraphAddMemFreeNode cuGraphAddNode cuGraphAddNode_v2
+    cuGraphAddNode_v3 cuGraphCreate cuGraphDestroy cuGraphExecDestroy cuGraphInstantiate
+    cuGraphInstantiateWithFlags cuGraphInstantiateWithParams cuGraphInstantiateWithParams_ptsz
+    cuGraphInstantiate_v2 cuGraphLaunch cuGraphLaunch_ptsz cuGraphUpload cuGraphUpload_ptsz
+    cuGraphicsMapResources cuGraphicsMapResources_ptsz cuGraphicsResourceGetMappedPointer_v2
+    cuGraphicsUnmapResources cuGraphicsUnmapResources_ptsz cuGreenCtxCreate cuGreenCtxDestroy
+    cuImportExternalMemory cuIpcCloseMemHandle cuIpcGetMemHandle cuIpcOpenMemHandle
+    cuIpcOpenMemHandle_v2 cuLibraryGetGlobal cuLibraryLoadData cuLibraryLoadFromFile
+    cuLibraryUnload cuMemAlloc cuMemAllocHost cuMemAllocPitch cuMemFree cuMemGetDefaultMemPool
+    cuMemGetHandleForAddressRange cuMemGetMemPool cuMemHostRegister cuMemMapArrayAsync
+    cuMemMapArrayAsync_ptsz cuMemPoolExportPointer cuMemPoolExportToShareableHandle
+    cuMemPoolImportFromShareableHandle cuMemPoolImportPointer cuMemSetMemPool
+    cuMipmappedArrayCreate cuMipmappedArrayDestroy cuModuleGetGlobal_v2 cuModuleLoad
+    cuModuleLoadData cuModuleLoadDataEx cuModuleLoadFatBinary cuModuleUnload
+    cuMulticastAddDevice cuMulticastBindAddr cuMulticastBindAddr_v2 cuMulticastBindMem
+    cuMulticastBindMem_v2 cuMulticastCreate cuMulticastGetGranularity cuMulticastUnbind";
 
 const RUNTIME: &str = "
     cudaMalloc cudaFree cudaMallocAsync cudaFreeAsync cudaMallocHost cudaHostAlloc cudaFreeHost
@@ -207,7 +230,7 @@ fn every_row_closes_all_that_it_opens() {
     let made = truth::made(&lines).unwrap();
     assert_eq!(made.allocs, made.frees);
     let pid = program.pid();
-    let heap = 16 * MIB; // a limit that was set, which stays until the context ends
+    let heap = 16 * MIB; // more than a context has without being asked, until it ends
     assert_eq!(device.smi().unwrap().process_bytes(0, pid), Some(CONTEXT + heap));
     program.step("").unwrap();
     assert_eq!(device.smi().unwrap().process_bytes(0, pid), None);
@@ -283,6 +306,97 @@ fn imported_memory_outlives_the_process_that_made_it() {
     assert!(eventually(|| orphaned(&device.smi().unwrap())), "{:?}", device.smi());
     drop(nccl);
     assert_eq!(device.smi().unwrap().gpus[1].used_bytes, 0);
+}
+
+/// `share` to its end: NVML's figures at each READY, of GPU 0 and of the two processes.
+fn shared(first: &str) -> (Vec<(u64, Option<u64>, Option<u64>)>, Vec<Vec<truth::Live>>) {
+    let device = device();
+    let (mut share, lines) = ready(&device, "share", &[first]);
+    let pid = |word| truth::line(&lines, word).unwrap()[9..].parse().unwrap();
+    let (exporter, importer) = (pid("EXPORTER"), pid("IMPORTER"));
+    let figures = || {
+        let smi = device.smi().unwrap();
+        let of = |pid| smi.process_bytes(0, pid);
+        (smi.gpus[0].used_bytes, of(exporter), of(importer))
+    };
+    let (mut all, mut live) = (vec![figures()], vec![truth::live(&lines)]);
+    for _ in 0..2 {
+        live.push(truth::live(&share.step("").unwrap()));
+        all.push(figures());
+    }
+    let (_, status) = share.finish().unwrap();
+    assert!(status.success());
+    assert!(eventually(|| device.smi().unwrap().gpus[0].used_bytes == 0));
+    (all, live)
+}
+
+const SHARED: u64 = (6 + 4 + 2) * MIB;
+
+#[test]
+fn what_three_ways_share_outlives_the_exporter() {
+    let (figures, live) = shared("exporter-first");
+    let expected = [
+        (2 * CONTEXT + SHARED, Some(CONTEXT + SHARED), Some(CONTEXT)),
+        (CONTEXT + SHARED, None, Some(CONTEXT)),
+        (CONTEXT, None, Some(CONTEXT)),
+    ];
+    assert_eq!(figures, expected);
+    assert_eq!(live.iter().map(Vec::len).collect::<Vec<_>>(), [6, 3, 0]);
+    assert!(live[1].iter().all(|block| block.level == "imported"));
+}
+
+#[test]
+fn what_three_ways_share_is_the_exporters_alone_after_the_importer() {
+    let (figures, live) = shared("importer-first");
+    let expected = [
+        (2 * CONTEXT + SHARED, Some(CONTEXT + SHARED), Some(CONTEXT)),
+        (CONTEXT + SHARED, Some(CONTEXT + SHARED), None),
+        (CONTEXT, Some(CONTEXT), None),
+    ];
+    assert_eq!(figures, expected);
+    let levels: Vec<_> = live[1].iter().map(|block| block.level.as_str()).collect();
+    assert_eq!(levels, ["device", "device", "pool"]);
+}
+
+#[test]
+fn every_row_says_nothing_is_left_out() {
+    let output = device().program("every_row").arg("straight").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(!said.contains("CALL-SKIPPED"), "{said}");
+}
+
+#[test]
+fn instances_are_parts_of_gpus() {
+    let device = device().memory_mib(6 * 1024).set("SIM_MIG", "3");
+    let instances = |smi: &truth::Smi, gpu: usize| smi.gpus[gpu].instances.clone();
+    let wanted = instances(&device.smi().unwrap(), 1)[2].uuid.clone();
+    assert!(wanted.starts_with("MIG-"), "{wanted}");
+    let mut command = device.program("hold");
+    command.args([(64 * MIB).to_string(), "1".into()]).env("CUDA_VISIBLE_DEVICES", &wanted);
+    let mut hold = Running::start(command).unwrap();
+    hold.until_ready().unwrap();
+    let smi = device.smi().unwrap();
+    let used = CONTEXT + 64 * MIB;
+    let of_instances: Vec<_> = instances(&smi, 1).iter().map(|part| part.used_bytes).collect();
+    assert_eq!(of_instances, [0, 0, used]);
+    assert!(instances(&smi, 1).iter().all(|part| part.total_bytes == 2048 * MIB));
+    assert_eq!((smi.gpus[0].used_bytes, smi.gpus[1].used_bytes), (0, used));
+    assert_eq!(smi.gpus[1].processes, [(hold.pid(), used)]);
+    // An instance is full where the GPU is not.
+    let lines = hold.step(&format!("alloc {}", 3072 * MIB)).unwrap();
+    assert_eq!(truth::made(&lines).unwrap().failed, 1);
+}
+
+#[test]
+fn nvml_names_the_server_of_mps_and_processes_that_are_gone() {
+    let device = device().set("SIM_NVML_MPS", "77").set("SIM_NVML_VANISHED", "88:100");
+    let (hold, _) = ready(&device, "hold", &["67108864", "1"]);
+    let gpu = &device.smi().unwrap().gpus[0];
+    let used = CONTEXT + 64 * MIB;
+    assert_eq!(gpu.processes, [(77, used), (88, 100 * MIB)]);
+    assert_eq!(gpu.mps_processes, [(hold.pid(), used)]);
+    assert_eq!(gpu.used_bytes, used + 100 * MIB);
 }
 
 fn eventually(condition: impl Fn() -> bool) -> bool {

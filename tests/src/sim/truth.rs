@@ -82,6 +82,21 @@ pub struct Gpu {
     pub used_bytes: u64,
     /// (pid, bytes) of each process; `u64::MAX` where NVML says that it is not available.
     pub processes: Vec<(u32, u64)>,
+    /// Likewise of the processes that come through MPS.
+    pub mps_processes: Vec<(u32, u64)>,
+    /// What it is divided into.
+    pub instances: Vec<Instance>,
+}
+
+/// One MIG instance in NVML's words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Instance {
+    /// `MIG-...`.
+    pub uuid: String,
+    /// All of its memory, bytes.
+    pub total_bytes: u64,
+    /// What processes use of it, bytes.
+    pub used_bytes: u64,
 }
 
 impl Smi {
@@ -93,7 +108,12 @@ impl Smi {
             } else if let (Some(gpu), Some(pid), Some(used)) =
                 (smi.gpus.last_mut(), field(line, "pid"), field(line, "used"))
             {
-                gpu.processes.push((pid, used));
+                let of_mps = line.starts_with("MPS ");
+                let list = if of_mps { &mut gpu.mps_processes } else { &mut gpu.processes };
+                list.push((pid, used));
+            } else if let (Some(gpu), Some(instance)) = (smi.gpus.last_mut(), parse_instance(line))
+            {
+                gpu.instances.push(instance);
             }
         }
         smi
@@ -113,5 +133,16 @@ fn parse_gpu(line: &str) -> Option<Gpu> {
         reserved_bytes: field(line, "reserved")?,
         used_bytes: field(line, "used")?,
         processes: Vec::new(),
+        mps_processes: Vec::new(),
+        instances: Vec::new(),
+    })
+}
+
+fn parse_instance(line: &str) -> Option<Instance> {
+    line.strip_prefix("INSTANCE ")?;
+    Some(Instance {
+        uuid: field(line, "uuid")?,
+        total_bytes: field(line, "total")?,
+        used_bytes: field(line, "used")?,
     })
 }
