@@ -45,13 +45,19 @@ CREATE OR REPLACE VIEW processes AS SELECT * EXCLUDE (filename), vramscope_run(f
 CREATE OR REPLACE VIEW stacks AS SELECT * EXCLUDE (filename), vramscope_run(filename) AS run
     FROM read_parquet(vramscope_files('stacks'), union_by_name = true, filename = true)
     QUALIFY row_number() OVER (PARTITION BY stack_id ORDER BY first_seen_ns DESC) = 1;
-CREATE OR REPLACE VIEW frames AS SELECT * EXCLUDE (filename), vramscope_run(filename) AS run
-    FROM read_parquet(vramscope_files('frames'), union_by_name = true, filename = true)
-    QUALIFY row_number() OVER (PARTITION BY frame_id ORDER BY filename DESC) = 1;
+CREATE OR REPLACE VIEW frames AS
+    SELECT * EXCLUDE (filename, file_row_number), vramscope_run(filename) AS run
+    FROM read_parquet(vramscope_files('frames'), union_by_name = true, filename = true,
+        file_row_number = true)
+    QUALIFY row_number() OVER (
+        PARTITION BY frame_id ORDER BY filename DESC, file_row_number DESC
+    ) = 1;
 
--- Checkpoints of the live set, empty ones too: a file's metadata says which event it follows.
+-- Checkpoints of the live set, empty ones too: a file's metadata says which events they follow, several
+-- of them where `vramscope compact` merged files.
 CREATE OR REPLACE VIEW checkpoints AS
-    SELECT vramscope_run(decode(file_name::BLOB)) AS run, decode(value)::BIGINT AS seq
+    SELECT vramscope_run(decode(file_name::BLOB)) AS run,
+        unnest(string_split(decode(value), ','))::BIGINT AS seq
     FROM parquet_kv_metadata(vramscope_files('live'))
     WHERE decode(key) = 'vramscope.checkpoint_seq';
 

@@ -52,7 +52,7 @@ pub(crate) fn begin(ids: u64) -> Wanted {
 }
 
 /// Counts the pass, and tells of it.
-#[inline(always)]
+#[inline(never)]
 pub(crate) fn end(ctx: &ProbeContext, ids: u64, enter_ns: u64, key: u64) {
     let tgid = (ids >> 32) as u32;
     // SAFETY: a map value, valid until the program returns.

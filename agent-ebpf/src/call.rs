@@ -98,7 +98,7 @@ pub(crate) fn begin(ctx: &ProbeContext, ids: u64) -> Wanted {
 }
 
 /// Keeps the call until it returns.
-#[inline(always)]
+#[inline(never)]
 pub(crate) fn end(ctx: &ProbeContext, ids: u64, stack_key: u64) {
     let cookie = cookie(ctx.as_ptr());
     let tgid = (ids >> 32) as u32;

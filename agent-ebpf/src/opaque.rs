@@ -8,7 +8,7 @@ use core::arch::asm;
 
 /// The same number.
 #[inline(always)]
-fn opaque(mut number: u64) -> u64 {
+pub(crate) fn opaque(mut number: u64) -> u64 {
     // One instruction, since two places in the source must not have the same one.
     // SAFETY: it moves a register to itself.
     unsafe { asm!("{0} = {0}", inout(reg) number, options(pure, nomem, nostack, preserves_flags)) };

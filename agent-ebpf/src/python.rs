@@ -16,7 +16,7 @@ use aya_ebpf::{
 
 use crate::{
     hash,
-    opaque::sign,
+    opaque::{opaque, sign},
     task::Task,
     thread::{KNOWN_CODES, STRUCT_WORDS, TEXT_WORDS, Thread},
 };
@@ -178,7 +178,14 @@ fn slot_of(thread: &Thread, code: u64) -> usize {
     let slot = (code.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 50) as usize & (KNOWN_CODES - 2);
     let other = thread.known[slot].code ^ code;
     // 1 where another is at the first one.
-    slot | (sign(other | other.wrapping_neg()) & 1) as usize
+    place(slot | (sign(other | other.wrapping_neg()) & 1) as usize)
+}
+
+/// The same place in `Thread::known`. Older verifiers (6.1 is one) know nothing of what an `or` or
+/// `xor` of two numbers gives; a mask tells them, where the compiler does not see it to be needless.
+#[inline(always)]
+fn place(slot: usize) -> usize {
+    opaque(slot as u64) as usize & (KNOWN_CODES - 1)
 }
 
 /// How long a code object must have been at its address, and for how long it is then taken for
@@ -210,7 +217,7 @@ pub(crate) extern "C" fn look_at_code(
     // Where it is at neither place, either makes room, by chance.
     let is_new = thread.known[slot].code != code;
     let slot = if is_new { slot ^ (now_ns >> 6) as usize & 1 } else { slot };
-    let known = &mut thread.known[slot & (KNOWN_CODES - 1)];
+    let known = &mut thread.known[place(slot)];
     if known.code != code || known.definition != definition {
         (known.code, known.definition, known.since_ns) = (code, definition, now_ns);
     }

@@ -62,7 +62,7 @@ pub(crate) fn begin(ctx: &ProbeContext, ids: u64, now_ns: u64) -> Wanted {
 }
 
 /// Counts the block at its site, and tells of it where every block is wanted.
-#[inline(always)]
+#[inline(never)]
 pub(crate) fn end(ctx: &ProbeContext, ids: u64, now_ns: u64, key: u64) {
     let tgid = (ids >> 32) as u32;
     let (_, ordinal) = device_of(ctx);
@@ -93,7 +93,7 @@ fn size_of_block(ctx: &ProbeContext) -> i64 {
     ctx.arg(1).unwrap_or(0)
 }
 
-#[inline(always)]
+#[inline(never)]
 fn tell(ctx: &ProbeContext, ids: u64, now_ns: u64, stack_key: u64) {
     let record = RawCall {
         kind: KIND_CALL,
@@ -115,7 +115,7 @@ fn tell(ctx: &ProbeContext, ids: u64, now_ns: u64, stack_key: u64) {
     }
 }
 
-#[inline(always)]
+#[inline(never)]
 fn totals_of(key: TensorKey) -> Option<*mut TensorTotals> {
     if let Some(totals) = TENSORS.get_ptr_mut(key) {
         return Some(totals);

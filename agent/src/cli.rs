@@ -58,7 +58,10 @@ pub enum Command {
     Doctor(Doctor),
     /// Seal what a killed recorder left in its journal. Reports do not need it.
     Recover(Recover),
-    /// Print the log's tables and columns.
+    /// Merge the many small files of recordings that have ended into few large ones; rows and reports
+    /// stay the same.
+    Compact(Compact),
+    /// Print the log's tables and columns, or check a log against them.
     Schema(Schema),
     /// Print shell completions.
     Completions(Completions),
@@ -72,6 +75,10 @@ pub enum Command {
     #[cfg(feature = "live")]
     #[command(name = "__agent", hide = true)]
     Agent(Agent),
+    /// The child that tries what return probes do to a filtered process.
+    #[cfg(feature = "live")]
+    #[command(name = crate::kernel::returns::VERB, hide = true)]
+    Filtered(Filtered),
 }
 
 /// What every recording verb takes.
@@ -105,6 +112,21 @@ pub struct Recording {
     /// Record whole command lines, which may hold secrets.
     #[arg(long)]
     pub full_commands: bool,
+    /// What is dared.
+    #[command(flatten)]
+    pub risks: Risks,
+}
+
+/// What vramscope does not do to a process unless told.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct Risks {
+    /// Record processes with UCX too, which then runs without its CUDA hooks and so more slowly.
+    /// Code that UCX has patched already is never probed.
+    #[arg(long)]
+    pub force: bool,
+    /// Probe processes under a seccomp filter too, on a kernel that may kill them for it.
+    #[arg(long)]
+    pub allow_return_probes: bool,
 }
 
 /// How much is recorded of tensors.
@@ -264,12 +286,33 @@ pub struct Recover {
     pub other_hosts: bool,
 }
 
+/// `vramscope compact`.
+#[derive(Debug, Args)]
+pub struct Compact {
+    /// Log folder; recordings that go on there are left alone.
+    #[arg(value_name = "DIR")]
+    pub log: PathBuf,
+    /// Change nothing, say what would be merged.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Merge up to about this size (1GiB, 64m); files of half of it and more are left alone.
+    #[arg(long, value_name = "SIZE", value_parser = crate::units::parse_size)]
+    #[arg(default_value = "128MiB")]
+    pub target_size: u64,
+    /// Runs of other hosts too: whether their agents still run can't be seen from here.
+    #[arg(long)]
+    pub other_hosts: bool,
+}
+
 /// `vramscope schema`.
 #[derive(Debug, Args)]
 pub struct Schema {
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
+    /// Check the files of this log folder: exit with 1 where one does not fit.
+    #[arg(long, value_name = "DIR", conflicts_with = "json")]
+    pub check: Option<PathBuf>,
 }
 
 /// `vramscope completions`.
@@ -299,6 +342,15 @@ pub struct Gate {
     /// The program and its arguments.
     #[arg(last = true, required = true)]
     pub command: Vec<std::ffi::OsString>,
+}
+
+/// The child that tries what return probes do to a filtered process.
+#[cfg(feature = "live")]
+#[derive(Debug, Args)]
+pub struct Filtered {
+    /// Make a forbidden call.
+    #[arg(long)]
+    pub forbidden: bool,
 }
 
 /// The elevated half of `run`.

@@ -70,7 +70,8 @@ pub fn resolve(
     let (attach, _commands) = mpsc::channel();
     let (wants, wanted) = mpsc::channel();
     let want_large = Box::new(move |key| wants.send(key).unwrap_or_default());
-    let mut resolver = Resolver::new(host.clone(), Anchor::now(), want_large, to_namer, attach);
+    let mut resolver =
+        Resolver::new(host.clone(), Anchor::of_process(), want_large, to_namer, attach);
     let mut resolution = Resolution::default();
     resolver.looked(Looked { tgid, interpreter, refused: false, at_ns: 0 });
     for stacks in batches {

@@ -29,4 +29,6 @@ pub mod probes;
 pub mod python;
 #[cfg(feature = "live")]
 pub mod stacks;
+#[cfg(feature = "live")]
+pub mod stop_file;
 pub mod units;

@@ -431,7 +431,8 @@ table! {
         ts_ns: i64,
         /// Key into `processes`; NULL for the whole run.
         proc_id: Option<i64>,
-        /// start, stop, attach, detach, late_attach, detail, step, warning, deleted (by --max-disk).
+        /// start, stop, attach, detach, late_attach, detail, step, warning, deleted (by --max-disk),
+        /// clock (the wall clock was stepped).
         kind: String,
         /// In words.
         text: String,

@@ -44,7 +44,7 @@ fn column_sizes(dir: &Path) -> BTreeMap<String, i64> {
 fn an_event_takes_at_most_12_bytes() {
     let temp = tempfile::tempdir().unwrap();
     let begun = Instant::now();
-    let events = sample::write(temp.path(), 1_000_000, Options::default()).unwrap();
+    let events = sample::write(temp.path(), 1_000_000, Options::default(), true).unwrap();
     let written = begun.elapsed();
     println!("{:#?}", column_sizes(temp.path()));
     let per_event = bytes_below(&temp.path().join("events")) as f64 / events as f64;

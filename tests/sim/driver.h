@@ -66,6 +66,8 @@ struct heap {
 CUresult heap_alloc(struct heap *heap, uint64_t bytes, CUdeviceptr *addr);
 /* Frees the block at `addr`, whichever heap it is of; NULL if no live block begins there. */
 struct heap *heap_free(CUdeviceptr addr);
+/* The live block that an address lies in, and its size; 0 if it lies in none. */
+uint64_t heap_find(CUdeviceptr addr, CUdeviceptr *base);
 void heap_trim(struct heap *heap, uint64_t keep_bytes);
 void heap_destroy(struct heap *heap);
 

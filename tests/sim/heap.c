@@ -232,6 +232,16 @@ struct heap *heap_free(CUdeviceptr addr)
     return region->heap;
 }
 
+uint64_t heap_find(CUdeviceptr addr, CUdeviceptr *base)
+{
+    uint64_t index;
+    struct region *region = live_block(addr, &index);
+    if (!region)
+        return 0;
+    *base = region->base + index * region->block_bytes;
+    return region->block_bytes;
+}
+
 struct heap *heap_of(CUdeviceptr addr)
 {
     uint64_t index;

@@ -101,6 +101,9 @@ impl<'a> Agent<'a> {
         }
         let nvml = self.device.lib_dir().join("libnvidia-ml.so.1");
         command.env("VRAMSCOPE_NVML_LIB", nvml).env_remove("SUDO_UID").env_remove("SUDO_GID");
+        // Other tests' agents are none to this one, and have a kill switch of their own.
+        command.env("VRAMSCOPE_SPACE", self.device.folder());
+        command.env("VRAMSCOPE_STOP_FILE", self.device.folder().join("stop"));
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
         command
     }
@@ -201,6 +204,18 @@ impl Traced {
     /// Lets the program go on without waiting.
     pub fn go(&mut self, order: &str) -> Result<()> {
         self.running.go(order)
+    }
+
+    /// Waits until the agent has said the words.
+    pub fn wait_for(&mut self, words: &str) -> Result<()> {
+        let begin = Instant::now();
+        while !read_said(&self.said).contains(words) {
+            if begin.elapsed() > PATIENCE {
+                bail!("the agent does not say {words:?}: {}", read_said(&self.said));
+            }
+            thread::sleep(LOOK);
+        }
+        Ok(())
     }
 
     /// The log while it is written.

@@ -6,3 +6,4 @@ pub mod machine;
 pub mod pythons;
 pub mod sim;
 pub mod stacks;
+pub mod ucx;

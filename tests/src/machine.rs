@@ -36,8 +36,24 @@ pub fn probe_obstacle() -> Option<Obstacle> {
         ("/sys/kernel/btf/vmlinux", "the kernel has no BTF"),
         ("/sys/bus/event_source/devices/uprobe", "the kernel has no uprobes"),
     ];
-    let missing = needed.iter().find(|(path, _)| !Path::new(path).exists())?;
-    Some(Obstacle::of_the_machine(format!("{}: no {}", missing.1, missing.0)))
+    if let Some(missing) = needed.iter().find(|(path, _)| !Path::new(path).exists()) {
+        return Some(Obstacle::of_the_machine(format!("{}: no {}", missing.1, missing.0)));
+    }
+    let (major, minor) = kernel_version();
+    ((major, minor) < COOKIES_SINCE).then(|| {
+        Obstacle::of_the_machine(format!("kernel {major}.{minor} has no cookies of probes"))
+    })
+}
+
+/// The first kernel that tells a program which probe it runs for.
+pub const COOKIES_SINCE: (u32, u32) = (5, 15);
+
+/// Major and minor number of the running kernel.
+pub fn kernel_version() -> (u32, u32) {
+    let uname = rustix::system::uname();
+    let release = uname.release().to_string_lossy().into_owned();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
 /// Says that a test did not run, in the words that `cargo xtask test` counts.

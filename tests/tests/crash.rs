@@ -2,6 +2,8 @@
 //! and what was written stays readable.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests and their helpers may panic")]
 
+mod entries;
+
 use std::{
     collections::BTreeMap,
     fs::{self, File},
@@ -12,7 +14,6 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use agent::{attach::elf, kernel::Site, probes::Library};
 use agent_tests::{
     agent::{Agent, signal, vramscope},
     logs::Logged,
@@ -25,32 +26,6 @@ const SECOND_NS: i64 = 1_000_000_000;
 
 fn now_ns() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as i64
-}
-
-/// Bytes of each probed function: in the file and in the process.
-fn entries(device: &SimDevice, pid: u32) -> Vec<([u8; 16], [u8; 16])> {
-    let library = device.lib_dir().join("libcuda.so.1");
-    let file = File::open(&library).unwrap();
-    let memory = File::open(format!("/proc/{pid}/mem")).unwrap();
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
-    // start-end perms offset dev inode path
-    let line = maps.lines().find(|line| line.contains("r-xp") && line.contains("libcuda.so.1"));
-    let words: Vec<&str> = line.unwrap().split_whitespace().collect();
-    let start = u64::from_str_radix(words[0].split('-').next().unwrap(), 16).unwrap();
-    let offset = u64::from_str_radix(words[2], 16).unwrap();
-    let sites = elf::sites(file.try_clone().unwrap(), Library::Cuda).unwrap();
-    let read = |file: &File, at: u64| {
-        let mut bytes = [0; 16];
-        file.read_exact_at(&mut bytes, at).unwrap();
-        bytes
-    };
-    let entry =
-        |site: &Site| (read(&file, site.offset), read(&memory, start + site.offset - offset));
-    sites.iter().map(entry).collect()
-}
-
-fn patched(device: &SimDevice, pid: u32) -> usize {
-    entries(device, pid).iter().filter(|(file, memory)| file != memory).count()
 }
 
 /// Waits until the condition holds.
@@ -71,10 +46,13 @@ fn a_killed_agent_leaves_the_program_unharmed_and_its_log_readable() {
     // Some seconds of calls, for the kill to fall into.
     let mut program = device.start("burst", &["60000"]).unwrap();
     thread::sleep(Duration::from_millis(2500));
-    assert!(patched(&device, program.pid()) > 0, "no probe was in place: the test shows nothing");
+    assert!(
+        entries::patched(&device, program.pid()).unwrap() > 0,
+        "no probe was in place: the test shows nothing"
+    );
     let killed_ns = now_ns();
     recording.kill().unwrap();
-    eventually("the probes are gone", || patched(&device, program.pid()) == 0);
+    eventually("the probes are gone", || entries::patched(&device, program.pid()).unwrap() == 0);
     let lines = program.until_ready().unwrap();
     assert_eq!(truth::made(&lines).unwrap().frees, 60000);
     program.go("").unwrap();
@@ -100,6 +78,25 @@ fn a_killed_agent_leaves_the_program_unharmed_and_its_log_readable() {
     assert_eq!(sealed.defects().unwrap(), Vec::<String>::new());
     let again = vramscope(&["recover".as_ref(), log.as_ref()]).unwrap();
     assert!(String::from_utf8_lossy(&again.stdout).contains("nothing to recover"));
+}
+
+#[test]
+fn a_call_that_is_under_way_when_the_agent_is_killed_returns() {
+    let Some(device) = machine::gpus().unwrap() else { return };
+    let mut idle = device.start("hold", &[]).unwrap();
+    idle.until_ready().unwrap();
+    let recording = Agent::new(&device).record().unwrap();
+    // In cuInit for a while: its return address is the kernel's trampoline's then.
+    let slow = device.init_ms(3000);
+    let mut program = slow.start("hold", &["1048576", "2"]).unwrap();
+    let maps = format!("/proc/{}/maps", program.pid());
+    eventually("a return is pending", || fs::read_to_string(&maps).unwrap().contains("[uprobes]"));
+    recording.kill().unwrap();
+    eventually("the probes are gone", || entries::patched(&slow, program.pid()).unwrap() == 0);
+    let lines = program.until_ready().unwrap();
+    assert_eq!(truth::live(&lines).len(), 2);
+    program.step("free").unwrap();
+    assert!(program.finish().unwrap().1.success());
 }
 
 #[test]

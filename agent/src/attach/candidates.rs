@@ -8,8 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::FileId;
-use crate::probes::Library;
+use crate::{host::FileId, probes::Library};
 
 /// Where drivers and containers put libcuda, beside what the loader's cache lists.
 const FOLDERS: [&str; 8] = [

@@ -1,12 +1,15 @@
 //! Which files hold traced functions, which processes map them, and the probes in them.
 //!
 //! Probes belong to a file by (device, inode). `record` attaches once a file, for every process;
-//! `run` and `attach` put probes into the followed processes only, as they map the file.
+//! `run` and `attach` put probes into the followed processes only, as they map the file. A process
+//! whose code somebody else has patched is spared ([`guard`]).
 
 pub mod candidates;
 pub mod elf;
 pub mod examine;
+pub mod guard;
 pub mod mmaps;
+mod spare;
 pub mod worker;
 
 use std::{
@@ -19,19 +22,21 @@ use std::{
 };
 
 use agent_common::life::FOLLOW_CHILDREN;
+use thiserror::Error;
 use tracing::{debug, warn};
 
 use crate::{
     clock,
-    host::{Host, maps::Mapping},
+    host::{FileId, Host, maps::Mapping, open_regular},
     kernel::{Kernel, KernelError, Links, Scope, Site},
     probes::Library,
 };
 
-use self::examine::ToExaminer;
-
-/// A file, as the kernel tells files apart.
-pub type FileId = ((u32, u32), u64);
+pub use self::spare::TOO_LATE;
+use self::{
+    examine::ToExaminer,
+    guard::{Guard, Objection, Sparing},
+};
 
 /// What the attaching tells the rest.
 #[derive(Clone, Debug)]
@@ -70,6 +75,28 @@ pub enum Notice {
         /// Why, the whole chain.
         error: String,
     },
+    /// A process is spared: its library is not probed, or not any more.
+    Spared {
+        /// Process.
+        tgid: u32,
+        /// Path as the process sees it.
+        path: PathBuf,
+        /// Why.
+        objection: Objection,
+        /// It was probed until now.
+        was_probed: bool,
+    },
+    /// The whole host is recorded, but of this library each process gets probes of its own.
+    Apart {
+        /// The library.
+        library: Library,
+        /// The process because of which.
+        tgid: u32,
+        /// What it objects.
+        objection: Objection,
+        /// Processes whose probes were taken out and put in again: calls between are not seen.
+        moved: Vec<u32>,
+    },
     /// A process runs a Python whose frames cannot be walked: why.
     NoPython {
         /// Process.
@@ -100,12 +127,53 @@ struct Attached {
     source: Option<Arc<Source>>,
 }
 
+/// What a process maps, of that what concerns us.
+struct Seen {
+    mappings: Vec<Mapping>,
+    ours: Vec<(Library, Mapping)>,
+    /// UCX was not seen in it before.
+    new_ucx: bool,
+}
+
+/// Why processes can't be followed.
+#[derive(Debug, Error)]
+pub enum FollowError {
+    /// The kernel refuses.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// All of them have to be spared.
+    #[error("not probed: {0}")]
+    Spared(Objection),
+}
+
 /// A file that was probed.
 struct Source {
     file: File,
     library: Library,
     /// Path as the process saw it.
     shown: PathBuf,
+}
+
+/// How far the attaching is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// The first look at what runs already.
+    First,
+    /// Process by process, as they come.
+    Usual,
+    /// No probe is put in any more.
+    Closed,
+}
+
+/// What an [`Attacher`] is to probe.
+#[derive(Clone, Debug)]
+pub struct Breadth {
+    /// Every process of the host, or the followed ones.
+    pub host_wide: bool,
+    /// What is probed.
+    pub libraries: Vec<Library>,
+    /// But not those.
+    pub sparing: Sparing,
 }
 
 /// Attaches and detaches.
@@ -118,11 +186,13 @@ pub struct Attacher {
     /// What is probed.
     libraries: Vec<Library>,
     followed: HashSet<u32>,
-    /// The first look at what runs already.
-    first_look: bool,
+    phase: Phase,
     files: HashMap<FileId, Option<Vec<Site>>>,
-    host_links: HashMap<FileId, Links>,
+    host_links: HashMap<FileId, (Library, Links)>,
     process_links: HashMap<(u32, FileId), Attached>,
+    guard: Guard,
+    /// What is not probed, so that it is told once.
+    spared: HashMap<(u32, FileId), Objection>,
     notices: Sender<Notice>,
     /// Told of the processes that use CUDA.
     examiner: Sender<ToExaminer>,
@@ -134,8 +204,7 @@ impl Attacher {
     /// Takes over the loaded programs.
     pub fn new(
         kernel: Kernel,
-        host_wide: bool,
-        libraries: Vec<Library>,
+        scope: Breadth,
         notices: Sender<Notice>,
         garbage: Sender<Links>,
         examiner: Sender<ToExaminer>,
@@ -143,13 +212,15 @@ impl Attacher {
         Self {
             kernel,
             host: Host::live(),
-            host_wide,
-            libraries,
+            host_wide: scope.host_wide,
+            libraries: scope.libraries,
             followed: HashSet::new(),
-            first_look: false,
+            phase: Phase::Usual,
             files: HashMap::new(),
             host_links: HashMap::new(),
             process_links: HashMap::new(),
+            guard: Guard::new(scope.sparing),
+            spared: HashMap::new(),
             notices,
             examiner,
             garbage,
@@ -165,22 +236,31 @@ impl Attacher {
         Ok(())
     }
 
-    /// Follows processes that run already.
-    pub fn follow_running(&mut self, tgids: &[u32]) -> Result<(), KernelError> {
-        self.first_look = true;
+    /// Follows processes that run already. Fails where all of them have to be spared.
+    pub fn follow_running(&mut self, tgids: &[u32]) -> Result<(), FollowError> {
+        self.phase = Phase::First;
         let result = tgids.iter().try_for_each(|tgid| self.follow(*tgid));
-        self.first_look = false;
-        result
+        self.phase = Phase::Usual;
+        result?;
+        let spared = |tgid: &u32| self.spared.iter().find(|((owner, _), _)| owner == tgid);
+        match tgids.iter().map(spared).collect::<Option<Vec<_>>>().as_deref() {
+            Some([((_, _), objection), ..]) => Err(FollowError::Spared(**objection)),
+            _ => Ok(()),
+        }
     }
 
     /// Probes what is mapped on the host now, and what its processes are likely to map.
     pub fn begin_host_wide(&mut self) {
+        // Before the first probe it must be known who objects.
+        self.phase = Phase::First;
+        for tgid in all_processes() {
+            self.survey(tgid);
+        }
+        self.phase = Phase::Usual;
         for file in candidates::libcuda(None) {
             self.prepare(&file, None);
         }
-        self.first_look = true;
         self.look_at_all();
-        self.first_look = false;
     }
 
     /// A child of a followed process; the kernel half follows it already. It gets its parent's
@@ -210,6 +290,8 @@ impl Attacher {
         self.followed.remove(&tgid);
         self.tell_examiner(ToExaminer::Gone(tgid));
         self.drop_links(tgid);
+        self.guard.forget(tgid);
+        self.spared.retain(|(owner, _), _| *owner != tgid);
     }
 
     fn sources_of(&self, tgid: u32) -> Vec<(FileId, Arc<Source>)> {
@@ -227,9 +309,9 @@ impl Attacher {
     }
 
     fn drop_links(&mut self, tgid: u32) {
-        for (_, attached) in self.process_links.extract_if(|(owner, _), _| *owner == tgid) {
-            // The receiver lives as long as the recording; after it, dropping here is as good.
-            self.garbage.send(attached.links).unwrap_or_default();
+        let taken: Vec<_> = self.process_links.extract_if(|(owner, _), _| *owner == tgid).collect();
+        for (_, attached) in taken {
+            self.throw_away(attached.links);
         }
     }
 
@@ -238,7 +320,7 @@ impl Attacher {
         let interesting = path
             .file_name()
             .and_then(|name| name.to_str())
-            .is_some_and(|name| self.library(name).is_some());
+            .is_some_and(|name| self.library(name).is_some() || guard::is_ucx(name.as_bytes()));
         if interesting && (self.host_wide || self.followed.contains(&tgid)) {
             self.look_at(tgid);
         } else {
@@ -268,7 +350,7 @@ impl Attacher {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let Some(library) = self.library(name) else { return };
         let place = Place { id, library, shown: path, owner: tgid.map(NonZeroU32::get) };
-        self.attach_file(&place, || File::open(path).ok());
+        self.attach_file(&place, || open_regular(path, id));
     }
 
     fn library(&self, file_name: &str) -> Option<Library> {
@@ -277,7 +359,23 @@ impl Attacher {
 
     fn look_at(&mut self, tgid: u32) {
         let at_ns = clock::boot_ns();
-        let Some(mappings) = self.host.mappings(tgid) else { return };
+        let Some(Seen { mappings, ours, new_ucx }) = self.survey(tgid) else { return };
+        if new_ucx {
+            self.make_way(tgid);
+        }
+        if ours.is_empty() {
+            return;
+        }
+        // First: its interpreter is found while the probes are put in.
+        self.tell_examiner(ToExaminer::Uses { tgid, mappings, at_ns });
+        for (library, mapping) in ours {
+            self.attach_mapping(tgid, (mapping.dev, mapping.inode), library, &mapping);
+        }
+    }
+
+    /// Learns what the process maps.
+    fn survey(&mut self, tgid: u32) -> Option<Seen> {
+        let mappings = self.host.mappings(tgid)?;
         let mut seen = HashSet::new();
         let ours: Vec<(Library, Mapping)> = mappings
             .iter()
@@ -289,34 +387,34 @@ impl Attacher {
             .filter(|(_, mapping)| seen.insert((mapping.dev, mapping.inode)))
             .map(|(library, mapping)| (library, mapping.clone()))
             .collect();
-        if ours.is_empty() {
-            return;
+        let libraries: HashSet<Library> = ours.iter().map(|(library, _)| *library).collect();
+        if self.phase == Phase::First && libraries.contains(&Library::Cuda) {
+            self.tell(Notice::AlreadyMapped { tgid });
         }
-        // First: its interpreter is found while the probes are put in.
-        self.tell_examiner(ToExaminer::Uses { tgid, mappings, at_ns });
-        for (library, mapping) in ours {
-            if self.first_look && library == Library::Cuda {
-                self.tell(Notice::AlreadyMapped { tgid });
-            }
-            self.attach_mapping(tgid, (mapping.dev, mapping.inode), library, &mapping);
-        }
+        let new_ucx = self.guard.learn(&self.host, tgid, &mappings, libraries);
+        Some(Seen { mappings, ours, new_ucx })
     }
 
     fn attach_mapping(&mut self, tgid: u32, id: FileId, library: Library, mapping: &Mapping) {
-        let owner = (!self.host_wide).then_some(tgid);
+        let one_by_one = !self.host_wide || self.guard.is_apart(library);
+        let owner = one_by_one.then_some(tgid);
         let place = Place { id, library, shown: &mapping.path, owner };
         let host = self.host.clone();
         self.attach_file(&place, || host.open_mapped(tgid, mapping));
+        if owner.is_none() && self.guard.is_apart(library) {
+            // Somebody objected meanwhile.
+            self.attach_mapping(tgid, id, library, mapping);
+        }
     }
 
     /// Attaches the library's rows, once a file and scope. The kernel is given the opened file, not
     /// a path: what a path names can change, and in a container somebody else chooses it.
     fn attach_file(&mut self, place: &Place<'_>, open: impl FnOnce() -> Option<File>) {
         let done = match place.owner {
-            None => self.host_links.contains_key(&place.id),
+            None => self.host_links.contains_key(&place.id) || self.guard.is_apart(place.library),
             Some(tgid) => self.process_links.contains_key(&(tgid, place.id)),
         };
-        if done {
+        if done || self.phase == Phase::Closed {
             return;
         }
         let Some(file) = open() else {
@@ -327,21 +425,38 @@ impl Attacher {
             return self.keep(place, Links::default(), None);
         };
         let Some(sites) = self.sites(place, &file) else { return };
+        if let Some((tgid, objection)) = self.objection(place, &file, &sites) {
+            return self.give_in(place, tgid, objection);
+        }
+        if !self.follow_owner(place) {
+            return;
+        }
         match self.attach_sites(place, &file, &sites) {
-            Ok(links) => {
-                debug!(file = %place.shown.display(), owner = place.owner, "attached");
-                self.tell(Notice::Attached {
-                    tgid: place.owner,
-                    path: place.shown.to_owned(),
-                    library: place.library,
-                    probes: sites.len(),
-                    available: sites.len(),
-                    at_ns: clock::boot_ns(),
-                });
-                self.keep(place, links, Some(file));
-            }
+            Ok(links) => self.attached(place, links, file, &sites),
             Err(error) => self.give_up(place, &error),
         }
+    }
+
+    fn attached(&mut self, place: &Place<'_>, links: Links, file: File, sites: &[Site]) {
+        // Looked at once more: somebody may have patched it meanwhile.
+        if let Some((tgid, objection)) = self.objection(place, &file, sites) {
+            drop(links);
+            return self.give_in(place, tgid, objection);
+        }
+        debug!(file = %place.shown.display(), owner = place.owner, "attached");
+        if let Some(tgid) = place.owner {
+            self.spared.remove(&(tgid, place.id));
+        }
+        self.tell(Notice::Attached {
+            tgid: place.owner,
+            path: place.shown.to_owned(),
+            library: place.library,
+            probes: sites.len(),
+            available: sites.len(),
+            at_ns: clock::boot_ns(),
+        });
+        self.keep(place, links, Some(file));
+        self.look_at_children(place);
     }
 
     fn attach_sites(
@@ -366,7 +481,7 @@ impl Attacher {
 
     fn keep(&mut self, place: &Place<'_>, links: Links, file: Option<File>) {
         let Some(tgid) = place.owner else {
-            self.host_links.insert(place.id, links);
+            self.host_links.insert(place.id, (place.library, links));
             return;
         };
         let source = file.map(|file| {

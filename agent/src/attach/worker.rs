@@ -15,9 +15,7 @@ use std::{
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::{info, warn};
 
-use super::{Attacher, mmaps};
-use crate::kernel::KernelError;
-
+use super::{Attacher, FollowError, mmaps};
 /// What the attaching thread is told.
 #[derive(Debug)]
 pub enum Command {
@@ -49,7 +47,9 @@ pub enum Command {
     Mapped(Vec<mmaps::NewMapping>),
     /// The kernel dropped mapping events.
     MappingsLost(u64),
-    /// The recording ends: detach.
+    /// Take every probe out, and put none in any more.
+    Detach(Sender<Result<(), String>>),
+    /// The recording ends.
     Stop,
 }
 
@@ -77,7 +77,8 @@ pub fn run(mut attacher: Attacher, commands: &Receiver<Command>, events_work: bo
 fn serve(attacher: &mut Attacher, command: Command) {
     match command {
         Command::Follow(tgids, answer) => {
-            reply(&answer, tgids.into_iter().try_for_each(|tgid| attacher.follow(tgid)));
+            let result = tgids.into_iter().try_for_each(|tgid| attacher.follow(tgid));
+            reply(&answer, result.map_err(FollowError::from));
         }
         Command::FollowRunning(tgids, answer) => reply(&answer, attacher.follow_running(&tgids)),
         Command::HostWide(answer) => {
@@ -101,11 +102,15 @@ fn serve(attacher: &mut Attacher, command: Command) {
             attacher.tell(super::Notice::MappingsLost(count));
             attacher.look_at_all();
         }
+        Command::Detach(answer) => {
+            attacher.detach();
+            reply(&answer, Ok(()));
+        }
         Command::Stop => {}
     }
 }
 
-fn reply(answer: &Sender<Result<(), String>>, result: Result<(), KernelError>) {
+fn reply(answer: &Sender<Result<(), String>>, result: Result<(), FollowError>) {
     // Who asked may have given up.
     answer.send(result.map_err(|error| super::chain(&error))).unwrap_or_default();
 }

@@ -2,8 +2,6 @@
 
 use std::process::ExitCode;
 
-use anyhow::Context as _;
-
 use super::{output, precondition, say, session};
 use crate::{cli::Attach, host::Host, live::Target};
 
@@ -24,11 +22,14 @@ pub(super) fn run(args: &Attach) -> anyhow::Result<ExitCode> {
          no allocation sites, and later frees of it are seen without their sizes.",
     );
     let folder = output::folder(&args.recording.output)?;
-    let mut session = session::start(&args.recording, &folder, Target::Processes, "attach")?;
-    session.follow_late(&with_descendants(&pids)).context("attach to the processes")?;
+    let mut session = session::start(&args.recording, &folder, Target::Processes, "attach", &pids)?;
+    if let Err(error) = session.follow_late(&with_descendants(&pids)) {
+        session.stop()?;
+        return Err(precondition(format!("attach to the processes: {error:#}")));
+    }
     session::say_started(&folder, &format!("{} process(es)", pids.len()), args.duration);
-    session::wait(args.duration, &pids)?;
-    session::finish(&mut session, &folder)
+    let end = session::wait(args.duration, &pids)?;
+    session::end(&mut session, &folder, end)
 }
 
 /// The processes and all that descend from them now.

@@ -2,6 +2,7 @@
 
 #[cfg(feature = "live")]
 mod attach;
+mod compact;
 #[cfg(feature = "live")]
 mod doctor;
 #[cfg(feature = "live")]
@@ -101,9 +102,15 @@ pub fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Gate(args) => gate::run(&args),
         #[cfg(feature = "live")]
         Command::Agent(args) => run::elevated(&args),
+        #[cfg(feature = "live")]
+        Command::Filtered(args) => {
+            crate::kernel::returns::child(args.forbidden).context("meet a probe")?;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Report(args) => report::run(&args, color),
         Command::Stacks(args) => stacks::run(&args),
         Command::Recover(args) => recover::run(&args),
+        Command::Compact(args) => compact::run(&args),
         Command::Schema(args) => texts::schema(&args),
         Command::Completions(args) => texts::completions(&args),
         Command::Man => texts::man(),

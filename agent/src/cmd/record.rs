@@ -8,8 +8,8 @@ use crate::{cli::Record, live::Target};
 /// Records until Ctrl-C or the time is up.
 pub(super) fn run(args: &Record) -> anyhow::Result<ExitCode> {
     let folder = output::folder(&args.recording.output)?;
-    let mut session = session::start(&args.recording, &folder, Target::Host, "record")?;
+    let mut session = session::start(&args.recording, &folder, Target::Host, "record", &[])?;
     session::say_started(&folder, "every process of this host", args.duration);
-    session::wait(args.duration, &[])?;
-    session::finish(&mut session, &folder)
+    let end = session::wait(args.duration, &[])?;
+    session::end(&mut session, &folder, end)
 }

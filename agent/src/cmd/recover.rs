@@ -22,6 +22,9 @@ pub(super) fn run(args: &Recover) -> anyhow::Result<ExitCode> {
 fn told(recovered: &Recovered) -> String {
     let mut text = String::new();
     let mut say = |line: String| writeln!(text, "{line}").unwrap_or_default();
+    for path in &recovered.repaired {
+        say(format!("put right after an interrupted compaction: {}", path.display()));
+    }
     for path in &recovered.sealed {
         say(format!("sealed {}", path.display()));
     }
@@ -36,7 +39,7 @@ fn told(recovered: &Recovered) -> String {
         };
         say(format!("left {}{more}: {why}", paths[0].display()));
     }
-    if recovered.sealed.is_empty() && recovered.skipped.is_empty() {
+    if recovered == &Recovered::default() {
         say("nothing to recover: everything is sealed".to_owned());
     }
     text
@@ -51,6 +54,7 @@ mod tests {
         let nothing = told(&Recovered::default());
         assert_eq!(nothing, "nothing to recover: everything is sealed\n");
         let recovered = Recovered {
+            repaired: vec!["live/date=2026-11-30".into()],
             sealed: vec!["events/a.parquet".into()],
             skipped: vec![
                 ("journal/b.arrows".into(), "its run is still going on".to_owned()),
@@ -60,7 +64,8 @@ mod tests {
         };
         assert_eq!(
             told(&recovered),
-            "sealed events/a.parquet\n\
+            "put right after an interrupted compaction: live/date=2026-11-30\n\
+             sealed events/a.parquet\n\
              left journal/b.arrows and 1 more: its run is still going on\n\
              left journal/d.txt: not a journal of vramscope\n"
         );

@@ -11,22 +11,30 @@ use rustix::process::Signal;
 
 use super::{EXIT_NOTHING_TRACED, output, precondition, say};
 use crate::{
+    attach::guard::Sparing,
     cli::Recording,
     host::Host,
-    kernel::KernelError,
+    kernel::{
+        KernelError,
+        returns::Returns,
+        sign::{Sign, SignError, Who},
+    },
     live::{Options, Session, Target},
+    stop_file,
     units::show_bytes,
 };
 
 /// How often waiting looks whether the processes still run.
-const LOOK: Duration = Duration::from_millis(100);
+pub(super) const LOOK: Duration = Duration::from_millis(100);
 
-/// Starts a recording, or says what this machine lacks.
+/// Starts a recording, or says what this machine lacks. `roots` are the processes that it will
+/// follow, with their descendants.
 pub(super) fn start(
     recording: &Recording,
     folder: &Path,
     target: Target,
     verb: &str,
+    roots: &[u32],
 ) -> anyhow::Result<Session> {
     if !output::is_root() {
         return Err(precondition(format!(
@@ -34,6 +42,17 @@ pub(super) fn start(
              (`vramscope doctor` shows what else this machine needs)"
         )));
     }
+    if stop_file::exists() {
+        return Err(precondition(stop_file::refusal()));
+    }
+    let host = Host::live();
+    let kill = Returns::of_this_kernel().kill(host.kernel_release());
+    let filtered = kill && !recording.risks.allow_return_probes;
+    if filtered && target == Target::Host {
+        return Err(precondition(RETURNS));
+    }
+    let who = Who::this(verb, folder, target == Target::Host, roots);
+    let sign = Sign::put_up(&host, &who).map_err(cannot_start)?;
     let options = Options {
         folder: folder.to_owned(),
         owner: output::sudo_owner().map(|owner| (owner.uid, owner.gid)),
@@ -45,12 +64,26 @@ pub(super) fn start(
         stacks: !recording.no_stacks,
         runtime_labels: recording.runtime_api,
         user_code: recording.user_code.clone(),
+        sparing: Sparing { ucx: !recording.risks.force, filtered },
         command: verb.to_owned(),
     };
-    Session::start(&options).map_err(|error| {
+    Session::start(&options, sign).map_err(|error| {
         // What the kernel refuses before anything is recorded, this machine does not permit.
         if error.is::<KernelError>() { precondition(format!("{error:#}")) } else { error }
     })
+}
+
+/// Why the whole host is not recorded on some kernels.
+const RETURNS: &str = "this kernel kills processes under a seccomp filter (containers, most services) when a probed \
+     function returns, and probes of the whole host would be in every process: record single \
+     processes (run, attach; filtered ones are spared), use kernel 6.14 or later, or give \
+     --allow-return-probes where no CUDA program is filtered";
+
+fn cannot_start(error: SignError) -> anyhow::Error {
+    match error {
+        SignError::Taken(_) | SignError::Unknown => precondition(error.to_string()),
+        error => precondition(format!("{:#}", anyhow::Error::from(error))),
+    }
 }
 
 /// The kernel wants a power of two of at least a page.
@@ -67,21 +100,34 @@ pub(super) fn say_started(folder: &Path, what: &str, duration: Option<Duration>)
     say(&format!("recording {what} {until}; log {}", folder.display()));
 }
 
-/// Waits for Ctrl-C, SIGTERM, the end of the time, or of all `pids` (where there are any).
-pub(super) fn wait(duration: Option<Duration>, pids: &[u32]) -> anyhow::Result<()> {
+/// Why a recording ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// As it was asked to.
+    Asked,
+    /// By the stop file.
+    Stopped,
+}
+
+/// Waits for Ctrl-C, SIGTERM, the end of the time, or of all `pids` (where there are any), or for
+/// the stop file.
+pub(super) fn wait(duration: Option<Duration>, pids: &[u32]) -> anyhow::Result<End> {
     runtime()?.block_on(async {
         let deadline = duration.map(|duration| Instant::now() + duration);
         let mut signals = Signals::new()?;
         let host = Host::live();
         loop {
             tokio::select! {
-                () = signals.next() => return Ok(()),
+                () = signals.next() => return Ok(End::Asked),
                 () = tokio::time::sleep(LOOK) => {}
             }
             let time_is_up = deadline.is_some_and(|deadline| Instant::now() >= deadline);
             let all_ended = !pids.is_empty() && pids.iter().all(|pid| !runs(&host, *pid));
             if time_is_up || all_ended {
-                return Ok(());
+                return Ok(End::Asked);
+            }
+            if stop_file::exists() {
+                return Ok(End::Stopped);
             }
         }
     })
@@ -131,6 +177,21 @@ impl Signals {
             _ = self.hangup.recv() => Signal::HUP,
         }
     }
+}
+
+/// As [`finish`]; a recording that was stopped takes its probes out first and fails.
+pub(super) fn end(session: &mut Session, folder: &Path, end: End) -> anyhow::Result<ExitCode> {
+    if end == End::Asked {
+        return finish(session, folder);
+    }
+    stop(session, folder)?;
+    Err(precondition(stop_file::reason()))
+}
+
+/// Takes the probes out at once, and ends the recording.
+pub(super) fn stop(session: &mut Session, folder: &Path) -> anyhow::Result<ExitCode> {
+    session.detach(&stop_file::reason())?;
+    finish(session, folder)
 }
 
 /// Ends the recording and says what was seen, what was not, and what to type next.

@@ -39,17 +39,19 @@ impl Structure {
 
     /// The description of an array; `None` for a structure that is none.
     pub(super) fn array(&self, shape: Struct, levels: u32) -> Option<ArrayShape> {
-        let [a, b, c, d, e, ..] = self.0;
+        let [first, second, third, fourth, fifth, ..] = self.0;
         let (low, high) = (|word: u64| word & 0xffff_ffff, |word: u64| word >> 32);
         let of = |[width, height, depth]: [u64; 3], [format, channels]: [u64; 2], flags: u64| {
             let (format, channels) = (format as u32, channels as u32);
             ArrayShape { width, height, depth, format, channels, flags: flags as u32, levels }
         };
         Some(match shape {
-            Struct::Flat => of([a, b, 0], [low(c), high(c)], 0),
-            Struct::Deep => of([a, b, c], [low(d), high(d)], low(e)),
-            Struct::FlatV1 => of([low(a), high(a), 0], [low(b), high(b)], 0),
-            Struct::DeepV1 => of([low(a), high(a), low(b)], [high(b), low(c)], high(c)),
+            Struct::Flat => of([first, second, 0], [low(third), high(third)], 0),
+            Struct::Deep => of([first, second, third], [low(fourth), high(fourth)], low(fifth)),
+            Struct::FlatV1 => of([low(first), high(first), 0], [low(second), high(second)], 0),
+            Struct::DeepV1 => {
+                of([low(first), high(first), low(second)], [high(second), low(third)], high(third))
+            }
             _ => return None,
         })
     }

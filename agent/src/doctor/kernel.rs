@@ -1,7 +1,7 @@
 //! The kernel: uprobes, BPF, what locks them down.
 
 use super::{Check, System};
-use crate::host::text;
+use crate::{host::text, kernel::returns::Returns};
 
 /// Longest file that a check reads.
 const LIMIT: u64 = 64 << 10;
@@ -14,9 +14,7 @@ pub(super) fn small_file(system: &System, path: &str) -> Option<String> {
 
 /// Major and minor number of the running kernel.
 pub(super) fn release(system: &System) -> Option<(u32, u32)> {
-    let release = small_file(system, "proc/sys/kernel/osrelease")?;
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
-    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+    system.host.kernel_release()
 }
 
 pub(super) fn version(system: &System) -> Check {
@@ -57,11 +55,15 @@ pub(super) fn uprobes(system: &System) -> Check {
 
 pub(super) fn btf(system: &System) -> Check {
     let name = "BTF";
-    if system.host.path("sys/kernel/btf/vmlinux").exists() {
-        return Check::ok(name, "/sys/kernel/btf/vmlinux");
+    if !system.host.path("sys/kernel/btf/vmlinux").exists() {
+        let remedy =
+            "use a kernel with CONFIG_DEBUG_INFO_BTF; in a container mount /sys/kernel/btf";
+        return Check::fail(name, "the kernel does not describe its types", remedy);
     }
-    let remedy = "use a kernel with CONFIG_DEBUG_INFO_BTF; in a container mount /sys/kernel/btf";
-    Check::fail(name, "the kernel does not describe its types", remedy)
+    match &system.types {
+        Ok(()) => Check::ok(name, "/sys/kernel/btf/vmlinux"),
+        Err(why) => Check::fail(name, why.as_str(), "use a kernel that docs/kernels.md names"),
+    }
 }
 
 pub(super) fn ring_buffer(system: &System) -> Check {
@@ -70,6 +72,22 @@ pub(super) fn ring_buffer(system: &System) -> Check {
 
 pub(super) fn cookies(system: &System) -> Check {
     feature("attach cookies", system.features.cookies, "use kernel 5.15 or later")
+}
+
+/// Without them everything is recorded all the same.
+pub(super) fn multi_links(system: &System) -> Check {
+    let name = "many probes a link";
+    match system.features.multi_links {
+        Some(true) => Check::ok(name, "supported"),
+        Some(false) => {
+            let value = "not supported, or not with a filter that works: each probe is a link of \
+                         its own, and nothing less is recorded";
+            let remedy = "use kernel 6.10 or later; until then taking the probes of a process out \
+                          takes the kernel seconds, in which new ones wait";
+            Check::warn(name, value, remedy)
+        }
+        None => unknown(name, "not known"),
+    }
 }
 
 fn feature(name: &'static str, supported: Option<bool>, remedy: &str) -> Check {
@@ -98,19 +116,28 @@ pub(super) fn lockdown(system: &System) -> Check {
     Check::ok(name, mode)
 }
 
-/// Kernels 6.11 to 6.13 return from a return probe by a system call that seccomp filters of that
-/// time do not know, x86-64 only. Distributions may have the fix (6.14) under an older number.
+/// Some kernels kill processes under a seccomp filter when a probed function returns, x86-64 only.
 pub(super) fn seccomp(system: &System) -> Check {
     let name = "seccomp and return probes";
-    match release(system) {
-        Some(number) if system.arch == "x86_64" && ((6, 11)..(6, 14)).contains(&number) => {
-            let value = format!("kernel {}.{} may kill filtered processes", number.0, number.1);
-            let remedy = "use kernel 6.14 or later; until then return probes stay off for processes \
-                          under a seccomp filter (containers, most services)";
+    if system.arch != "x86_64" {
+        return Check::ok(name, "not a processor with the fault of kernels 6.11 to 6.13");
+    }
+    let remedy = "use kernel 6.14 or later; until then the whole host is not recorded, and run and \
+                  attach spare processes under a seccomp filter (containers, most services), unless \
+                  given --allow-return-probes";
+    let kill = system.returns.kill(release(system));
+    match (&system.returns, kill) {
+        (Returns::Harmless, _) => Check::ok(name, "tried: a filtered process lives"),
+        (Returns::Kill, _) => {
+            Check::warn(name, "tried: this kernel kills filtered processes", remedy)
+        }
+        (Returns::Untried(why), true) => {
+            let value = format!("this kernel's number is one of 6.11 to 6.13, or unknown ({why})");
             Check::warn(name, value, remedy)
         }
-        Some(_) => Check::ok(name, "not a kernel with the fault of 6.11 to 6.13"),
-        None => Check::warn(name, "kernel version not known", "mount -t proc proc /proc"),
+        (Returns::Untried(_), false) => {
+            Check::ok(name, "not a kernel with the fault of 6.11 to 6.13")
+        }
     }
 }
 

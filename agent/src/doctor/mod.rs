@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use aya::{
     maps::MapType,
     programs::ProgramType,
-    sys::{BpfHelper, is_helper_supported, is_map_supported, is_program_supported},
+    sys::{is_map_supported, is_program_supported},
 };
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
@@ -24,7 +24,13 @@ use serde::Serialize;
 pub use self::{elf::exported, libcuda::find as find_libcuda, render::render};
 use crate::{
     host::Host,
+    kernel::{
+        btf, has_cookies, has_multi_links,
+        returns::Returns,
+        sign::{self, Who},
+    },
     nvml::{Driver, Gpu, GpuReader as _, NvmlReader},
+    stop_file,
 };
 
 /// Outcome of a check.
@@ -81,16 +87,18 @@ pub struct Features {
     pub ring_buffer: Option<bool>,
     /// Cookies of probes, kernel 5.15.
     pub cookies: Option<bool>,
+    /// Many probes in one link, with a filter that works, kernel 6.10.
+    pub multi_links: Option<bool>,
 }
 
 impl Features {
     /// Asks the kernel by loading tiny programs and maps.
     pub fn probe() -> Self {
-        let cookie = BpfHelper::BPF_FUNC_get_attach_cookie;
         Self {
             probes: is_program_supported(ProgramType::KProbe).ok(),
             ring_buffer: is_map_supported(MapType::RingBuf).ok(),
-            cookies: is_helper_supported(ProgramType::KProbe, cookie).ok(),
+            cookies: has_cookies(),
+            multi_links: has_multi_links().ok(),
         }
     }
 }
@@ -104,6 +112,14 @@ pub struct System {
     pub arch: &'static str,
     /// BPF of the kernel.
     pub features: Features,
+    /// What return probes do to filtered processes.
+    pub returns: Returns,
+    /// Agents that record on this host.
+    pub agents: Vec<Who>,
+    /// Recording is switched off: why.
+    pub stopped: Option<String>,
+    /// Whether the kernel describes its types, with all that vramscope reads of them, or why not.
+    pub types: Result<(), String>,
     /// Driver and devices, or why NVML is not there.
     pub nvml: Result<(Driver, Vec<Gpu>), String>,
     /// Hard limit of open files; `None` is no limit.
@@ -120,16 +136,27 @@ impl System {
         let nvml = NvmlReader::open()
             .map(|reader| (reader.driver().clone(), reader.devices().to_vec()))
             .map_err(|absent| absent.to_string());
+        let host = Host::live();
         Self {
-            host: Host::live(),
+            agents: sign::running(&host),
+            stopped: stop_file::exists().then(stop_file::refusal),
+            host,
             arch: std::env::consts::ARCH,
             features: Features::probe(),
+            returns: Returns::of_this_kernel(),
+            types: types(),
             nvml,
             open_files: getrlimit(Resource::Nofile).maximum,
             locked_memory: getrlimit(Resource::Memlock).maximum,
             directory: std::env::current_dir().unwrap_or_else(|_| PathBuf::from(".")),
         }
     }
+}
+
+/// Looks for every member of the kernel's structures that vramscope reads.
+fn types() -> Result<(), String> {
+    let found = btf::Btf::of_kernel().and_then(|btf| btf::offsets(&btf));
+    found.map(drop).map_err(|error| error.to_string())
 }
 
 /// Checks this host. `symbols` are the functions of libcuda that the probe table names.
@@ -146,6 +173,7 @@ pub fn checks_of(system: &System, symbols: &[&str]) -> Vec<Check> {
         kernel::btf(system),
         kernel::ring_buffer(system),
         kernel::cookies(system),
+        kernel::multi_links(system),
         kernel::lockdown(system),
         kernel::seccomp(system),
         privileges::capabilities(system),
@@ -156,7 +184,9 @@ pub fn checks_of(system: &System, symbols: &[&str]) -> Vec<Check> {
         driver::nvml(system),
     ];
     all.extend(driver::libraries(system, &mapped, symbols));
-    all.push(surroundings::ucx(&mapped));
+    all.push(surroundings::stop_file(system));
+    all.push(surroundings::agents(system));
+    all.push(surroundings::ucx(system));
     all.push(surroundings::criu(system));
     all.push(surroundings::disk(system));
     all

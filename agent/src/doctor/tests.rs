@@ -1,5 +1,7 @@
 //! Checks over made-up systems.
 
+use std::path::Path;
+
 use super::*;
 use crate::{host::testing::Tree, nvml::testing::gpu};
 
@@ -33,7 +35,16 @@ fn system(tree: &Tree) -> System {
     System {
         host: tree.host(),
         arch: "x86_64",
-        features: Features { probes: Some(true), ring_buffer: Some(true), cookies: Some(true) },
+        features: Features {
+            probes: Some(true),
+            ring_buffer: Some(true),
+            cookies: Some(true),
+            multi_links: Some(true),
+        },
+        types: Ok(()),
+        returns: Returns::Untried("in a test".to_owned()),
+        agents: Vec::new(),
+        stopped: None,
         nvml: Ok((driver, vec![gpu(0), gpu(1)])),
         open_files: Some(1 << 20),
         locked_memory: Some(64 << 10),
@@ -93,7 +104,7 @@ fn one_changed_file_is_one_finding() {
             "6.12.3-amd64",
             "seccomp and return probes",
             Status::Warn,
-            "kernel 6.12",
+            "in a test",
         ),
         ("proc/self/status", "CapEff:\t0", "privileges", Status::Fail, "CAP_BPF"),
         // Everything but CAP_DAC_READ_SEARCH (bit 2).
@@ -151,10 +162,19 @@ fn features_of_the_kernel() {
     assert_only(&with(old), "ring buffer", Status::Fail, "5.8");
     let old = Features { cookies: Some(false), ..all };
     assert_only(&with(old), "attach cookies", Status::Fail, "5.15");
+    let old = Features { multi_links: Some(false), ..all };
+    assert_only(&with(old), "many probes a link", Status::Warn, "6.10");
     let without = Features { probes: Some(false), ..all };
     assert_only(&with(without), "uprobes", Status::Fail, "CONFIG_BPF");
     let untold = Features { cookies: None, ..all };
     assert_only(&with(untold), "attach cookies", Status::Warn, "sudo");
+}
+
+#[test]
+fn a_kernel_whose_structures_differ_is_told_by_the_member() {
+    let tree = tree();
+    let types = Err("this kernel's type information has no task_struct.tgid".to_owned());
+    assert_only(&System { types, ..system(&tree) }, "BTF", Status::Fail, "task_struct.tgid");
 }
 
 #[test]
@@ -171,6 +191,13 @@ fn the_seccomp_fault_is_of_some_kernels_on_one_processor() {
     for release in ["6.10.9", "6.14.0-rc1", "7.0", "5.15.0"] {
         assert_eq!(status(release, "x86_64"), Status::Ok, "{release}");
     }
+    // What was tried counts, not the number.
+    let tree = tree();
+    let tried = |returns: Returns| System { returns, ..system(&tree) };
+    assert_only(&tried(Returns::Kill), "seccomp and return probes", Status::Warn, "kills filtered");
+    tree.write("proc/sys/kernel/osrelease", "6.12.3");
+    let name = "seccomp and return probes";
+    assert_eq!(one(&tried(Returns::Harmless), name).status, Status::Ok);
 }
 
 #[test]
@@ -227,13 +254,26 @@ fn mapped_libraries_are_found() {
     assert_eq!(values.len(), 2);
     assert!(values[1].starts_with("/venv/lib/libcuda.so.9 of pid 4"), "{}", values[1]);
     assert!(values[1].contains(" and 1 more"), "{}", values[1]);
-    tree.write("proc/44/maps", line("/ucx/lib/libucm_cuda.so.0"));
-    assert_eq!(one(&system(&tree), "UCX").status, Status::Ok, "7 is the libcuda's inode");
-    tree.write("proc/44/maps", line("/ucx/lib/libucm_cuda.so.0").replace(" 7 ", " 8 "));
-    let ucx = one(&system(&tree), "UCX");
-    assert_eq!(ucx.status, Status::Warn);
-    assert!(ucx.value.contains("pid 44"));
-    assert!(ucx.remedy.is_some_and(|text| text.contains("UCX_MEM_CUDA_HOOK_MODE=reloc")));
+}
+
+#[test]
+fn what_must_be_got_along_with_is_told() {
+    let tree = tree();
+    assert_eq!(one(&system(&tree), "UCX").status, Status::Ok);
+    let line = "1000-2000 r-xp 00000000 00:01 7 /ucx/lib/libucm_cuda.so.0\n";
+    tree.write("proc/44/maps", line);
+    assert_only(&system(&tree), "UCX", Status::Warn, "pid 44");
+    let remedy = one(&system(&tree), "UCX").remedy.unwrap();
+    assert!(remedy.contains("UCX_MEM_CUDA_HOOK_MODE=reloc"), "{remedy}");
+    tree.write("proc/44/environ", "UCX_MEM_CUDA_HOOK_MODE=reloc\0");
+    assert_eq!(one(&system(&tree), "UCX").status, Status::Ok);
+
+    let stopped = Some("/run/vramscope/stop exists".to_owned());
+    let stopped = System { stopped, ..system(&tree) };
+    assert_only(&stopped, "stop file", Status::Fail, "/run/vramscope/stop");
+    let who = Who::this("record", Path::new("/var/log/vramscope"), true, &[]);
+    let beside = System { agents: vec![who], ..system(&tree) };
+    assert_only(&beside, "other agents", Status::Warn, "/var/log/vramscope");
 }
 
 #[test]

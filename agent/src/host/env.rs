@@ -1,4 +1,5 @@
-//! The allow-listed part of a process's environment: ranks, job, GPUs, allocator settings.
+//! The allow-listed part of a process's environment: ranks, job, GPUs, settings of the allocator and
+//! of UCX.
 //!
 //! `/proc/PID/environ` holds secrets; no key beside [`ALLOWED`] is ever kept.
 
@@ -26,6 +27,7 @@ pub const ALLOWED: &[&str] = &[
     "CUDA_DEVICE_ORDER",
     "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_ALLOC_CONF",
+    "UCX_MEM_CUDA_HOOK_MODE",
 ];
 
 /// Rank, local rank and world size by launcher, most specific first. The three numbers of a

@@ -22,8 +22,6 @@ pub enum LibKind {
     Torch,
     /// The Python interpreter: its library, or the executable that holds it.
     Python,
-    /// UCX's CUDA hooks, which patch the driver's functions in memory.
-    UcmCuda,
 }
 
 impl LibKind {
@@ -37,7 +35,6 @@ impl LibKind {
             Self::C10 => "libc10",
             Self::Torch => "libtorch",
             Self::Python => "python",
-            Self::UcmCuda => "libucm_cuda",
         }
     }
 
@@ -45,7 +42,7 @@ impl LibKind {
     /// (`libcudart-d0da41ae.so.13`, `libcudart.5d3f3a7b.so.13`); plug-ins beside a library
     /// (`libnccl-net.so`, `libcudnn_ops.so`, `libcudadebugger.so`) are other libraries.
     pub fn of_file_name(name: &[u8]) -> Option<Self> {
-        const STEMS: [(&str, LibKind); 9] = [
+        const STEMS: [(&str, LibKind); 8] = [
             ("libcuda", LibKind::Cuda),
             ("libcudart", LibKind::Cudart),
             ("libcudnn", LibKind::Cudnn),
@@ -54,7 +51,6 @@ impl LibKind {
             ("libc10_cuda", LibKind::C10),
             ("libtorch", LibKind::Torch),
             ("libtorch_", LibKind::Torch),
-            ("libucm_cuda", LibKind::UcmCuda),
         ];
         let name = std::str::from_utf8(name).ok()?;
         if let Some(rest) = name.strip_prefix("libpython").or_else(|| name.strip_prefix("python")) {
@@ -164,11 +160,15 @@ impl Host {
         }))
     }
 
-    /// Rows for the interesting libraries of a process, UCX's hooks left out.
+    /// Rows for the interesting libraries of a process.
     pub fn library_rows(&self, pid: u32, proc_id: ProcId) -> Option<Vec<ProcessLibRow>> {
         let libraries = self.libraries(pid)?;
-        let logged = libraries.iter().filter(|lib| lib.kind != LibKind::UcmCuda);
-        Some(logged.map(|lib| lib.row(proc_id, self.build_id(pid, &lib.mapping))).collect())
+        Some(
+            libraries
+                .iter()
+                .map(|lib| lib.row(proc_id, self.build_id(pid, &lib.mapping)))
+                .collect(),
+        )
     }
 }
 
@@ -201,7 +201,7 @@ mod tests {
             ("python3", Some(LibKind::Python), Some("3")),
             ("python3.11-config", None, None),
             ("pythonista", None, None),
-            ("libucm_cuda.so.0.0.0", Some(LibKind::UcmCuda), Some("0.0.0")),
+            ("libucm_cuda.so.0.0.0", None, None),
             ("libcuda.some", None, None),
             ("libcuda", None, None),
             ("", None, None),

@@ -19,10 +19,7 @@ mod stat;
 mod system;
 pub mod text;
 
-use std::{
-    path::{Path, PathBuf},
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::path::{Path, PathBuf};
 
 pub(crate) use self::system::Space;
 pub use self::{
@@ -31,10 +28,12 @@ pub use self::{
     identity::{CommandDetail, Identity},
     libs::{LibKind, Library},
     maps::Mapping,
-    open::{BoundedElf, ElfSource},
+    open::{BoundedElf, ElfSource, FileId, open_regular},
     ordinals::ordinal_map,
     stat::{ProcessUsage, Stat},
 };
+
+use crate::clock::Anchor;
 
 /// Longest text file of `/proc` or `/sys` that is read whole; `/proc/stat` of a host with
 /// thousands of interrupt lines is the longest ordinary one.
@@ -57,7 +56,9 @@ impl Host {
     /// This host.
     pub fn live() -> Self {
         let mut host = Self::at("/");
-        host.boot_ns = boot_ns_by_clocks().or(host.boot_ns);
+        // `btime` is cut to whole seconds, which would show processes as started before the command
+        // that started them.
+        host.boot_ns = Some(Anchor::of_process().offset_ns());
         host
     }
 
@@ -103,6 +104,22 @@ impl Host {
         entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
     }
 
+    /// The children of a process, whichever of its threads made them; none where the kernel does not
+    /// list them (`CONFIG_PROC_CHILDREN`).
+    pub fn children(&self, pid: u32) -> Vec<u32> {
+        let Ok(threads) = std::fs::read_dir(self.process_path(pid, "task")) else {
+            return Vec::new();
+        };
+        let lists = threads
+            .flatten()
+            .filter_map(|thread| text::read_bounded(&thread.path().join("children"), TEXT_LIMIT));
+        let ids = |list: Vec<u8>| -> Vec<u32> {
+            let list = String::from_utf8_lossy(&list);
+            list.split_ascii_whitespace().filter_map(|id| id.parse().ok()).collect()
+        };
+        lists.flat_map(ids).collect()
+    }
+
     /// Reads a text file below the root, at most [`TEXT_LIMIT`] bytes of it.
     fn read(&self, relative: impl AsRef<Path>) -> Option<Vec<u8>> {
         text::read_bounded(&self.path(relative), TEXT_LIMIT)
@@ -141,14 +158,22 @@ pub(crate) fn parse_as_every_text(content: &[u8]) -> usize {
     libraries + mounts + ordinals + cgroup.v1_paths.len() + characters
 }
 
-/// Boot time as wall clock less boot clock: `btime` is cut to whole seconds, which would show
-/// processes as started before the command that started them.
-fn boot_ns_by_clocks() -> Option<i64> {
-    let boot = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    let since_boot = boot.tv_sec.checked_mul(1_000_000_000)?.checked_add(boot.tv_nsec)?;
-    let wall = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_nanos();
-    i64::try_from(wall).ok()?.checked_sub(since_boot)
-}
-
 #[cfg(test)]
 pub(crate) mod testing;
+
+#[cfg(test)]
+mod tests {
+    use super::testing::Tree;
+
+    #[test]
+    fn children_of_all_threads() {
+        let tree = Tree::new();
+        tree.write("proc/7/task/7/children", "8 9 ");
+        tree.write("proc/7/task/12/children", "13\n");
+        tree.write("proc/7/task/14/children", "");
+        let mut children = tree.host().children(7);
+        children.sort_unstable();
+        assert_eq!(children, [8, 9, 13]);
+        assert!(tree.host().children(8).is_empty());
+    }
+}

@@ -16,6 +16,9 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
 
 use super::{Host, Mapping};
 
+/// A file, as the kernel tells files apart: device (major and minor number) and inode.
+pub type FileId = ((u32, u32), u64);
+
 /// Longest single piece of an ELF file that is read into memory; the string tables of PyTorch's
 /// libraries, the largest in use, take a third of it.
 const PIECE_LIMIT: u64 = 64 << 20;
@@ -35,7 +38,15 @@ impl Host {
         rustix::fs::open(self.map_file(pid, mapping), path_only, Mode::empty())
             .ok()
             .and_then(|found| reopen_regular(&found, None))
-            .or_else(|| reopen_regular(&self.find_in_root(pid, &mapping.path)?, Some(mapping)))
+            .or_else(|| {
+                let expected = (mapping.dev, mapping.inode);
+                reopen_regular(&self.find_in_root(pid, &mapping.path)?, Some(expected))
+            })
+    }
+
+    /// Whether there is something at a path, as the process itself would see it.
+    pub fn exists_in_root(&self, pid: u32, path: &Path) -> bool {
+        self.find_in_root(pid, path).is_some()
     }
 
     /// Finds a path as the process itself would see it, without leaving its root. The result can
@@ -52,12 +63,20 @@ impl Host {
     }
 }
 
-/// Opens for reading what a path-only descriptor stands for: a regular file, and the one that
-/// `expected` maps.
-fn reopen_regular(found: &impl AsFd, expected: Option<&Mapping>) -> Option<File> {
+/// Opens the regular file that `stat` had found at a path of this host; `None` where something else
+/// is there by now.
+pub fn open_regular(path: &Path, expected: FileId) -> Option<File> {
+    let path_only = OFlags::PATH | OFlags::CLOEXEC;
+    let found = rustix::fs::open(path, path_only, Mode::empty()).ok()?;
+    reopen_regular(&found, Some(expected))
+}
+
+/// Opens for reading what a path-only descriptor stands for: a regular file, and the one that is
+/// expected.
+fn reopen_regular(found: &impl AsFd, expected: Option<FileId>) -> Option<File> {
     let stat = rustix::fs::fstat(found).ok()?;
     let dev = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
-    let is_expected = expected.is_none_or(|map| (map.dev, map.inode) == (dev, stat.st_ino));
+    let is_expected = expected.is_none_or(|expected| expected == (dev, stat.st_ino));
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || !is_expected {
         return None;
     }
@@ -176,6 +195,24 @@ mod tests {
             let mapping = mapping_of(&tree.root().join("secret"), path);
             assert!(tree.host().open_mapped(1, &mapping).is_none(), "{path}");
         }
+    }
+
+    #[test]
+    fn what_took_a_files_place_is_not_opened() {
+        let tree = Tree::new();
+        let path = tree.root().join("libcuda.so.1");
+        tree.write("libcuda.so.1", "x");
+        let stat = rustix::fs::stat(&path).unwrap();
+        let id = ((rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev)), stat.st_ino);
+        assert_eq!(content(open_regular(&path, id)).as_deref(), Some("x"));
+        std::fs::rename(&path, tree.root().join("kept")).unwrap();
+        tree.write("libcuda.so.1", "another");
+        assert!(open_regular(&path, id).is_none());
+        std::fs::remove_file(&path).unwrap();
+        // Opened for reading, a pipe without a writer would block for ever.
+        rustix::fs::mknodat(CWD, &path, FileType::Fifo, Mode::RUSR, 0).unwrap();
+        let stat = rustix::fs::stat(&path).unwrap();
+        assert!(open_regular(&path, (id.0, stat.st_ino)).is_none());
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 pub mod btf;
 mod multi;
+pub mod returns;
+pub mod sign;
 
 use std::{io, num::NonZeroU32, os::fd::OwnedFd, path::Path};
 
@@ -17,9 +19,10 @@ use aya::{
     Ebpf, EbpfLoader, include_bytes_aligned,
     maps::{Array, HashMap, MapData, RingBuf},
     programs::{
-        RawTracePoint, UProbe,
+        ProgramType, RawTracePoint, UProbe,
         uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLink, UProbeScope},
     },
+    sys::{BpfHelper, is_helper_supported},
 };
 use aya_log::EbpfLogger;
 use thiserror::Error;
@@ -27,6 +30,7 @@ use tracing::{info, warn};
 use zerocopy::IntoBytes as _;
 
 use self::multi::MultiProgram;
+pub use self::multi::supported as has_multi_links;
 use crate::probes::{self, PROBES};
 
 #[cfg(target_arch = "x86_64")]
@@ -43,6 +47,12 @@ pub enum KernelError {
     /// No offsets.
     #[error(transparent)]
     Btf(#[from] btf::BtfError),
+    /// The kernel is too old.
+    #[error(
+        "this kernel cannot tell a program which probe it runs for (no attach cookies): vramscope \
+         needs kernel 5.15 or later; `vramscope doctor` shows what else this machine lacks"
+    )]
+    NoCookies,
     /// The kernel refused the object.
     #[error(
         "load the eBPF programs (needs root, or CAP_BPF and CAP_PERFMON; see `vramscope doctor`)"
@@ -82,6 +92,15 @@ pub enum KernelError {
 pub struct Links {
     multi: Vec<OwnedFd>,
     single: Vec<UProbeLink>,
+}
+
+impl Links {
+    /// Each of them alone: the kernel waits at each that goes, and can wait for all at once.
+    pub fn split(self) -> impl Iterator<Item = Self> {
+        let multi = self.multi.into_iter().map(|link| Self { multi: vec![link], single: vec![] });
+        let single = (!self.single.is_empty()).then_some(self.single);
+        multi.chain(single.map(|single| Self { multi: Vec::new(), single }))
+    }
 }
 
 /// A row of the probe table and where its function starts in a file.
@@ -142,6 +161,11 @@ pub struct Kernel {
     known: HashMap<MapData, u32, u32>,
 }
 
+/// Whether programs learn which probe they run for; `None` where the kernel does not tell.
+pub fn has_cookies() -> Option<bool> {
+    is_helper_supported(ProgramType::KProbe, BpfHelper::BPF_FUNC_get_attach_cookie).ok()
+}
+
 fn map_error(map: &'static str) -> impl Fn(aya::maps::MapError) -> KernelError {
     move |source| KernelError::Map { map, source }
 }
@@ -171,6 +195,10 @@ const LIFE: [(&str, &str); 3] = [
 impl Kernel {
     /// Loads the programs and follows process life; no probe is attached yet.
     pub fn load(options: LoadOptions) -> Result<Self, KernelError> {
+        // Its own refusal would be a listing of the program. Where it does not tell, it will.
+        if has_cookies() == Some(false) {
+            return Err(KernelError::NoCookies);
+        }
         let offsets = btf::offsets(&btf::Btf::of_kernel()?)?;
         let rows = PROBES.len() as u8;
         let take_stacks = u32::from(options.stacks);

@@ -25,7 +25,6 @@ use aya::{
 };
 use aya_obj::{Function, Object, btf::BtfFeatures};
 use thiserror::Error;
-use tracing::debug;
 
 const BPF_PROG_LOAD: i64 = 5;
 const BPF_BTF_LOAD: i64 = 18;
@@ -34,16 +33,12 @@ const BPF_PROG_TYPE_KPROBE: u32 = 2;
 const BPF_TRACE_UPROBE_MULTI: u32 = 48;
 const BPF_F_UPROBE_MULTI_RETURN: u32 = 1;
 
-/// Multi links came with 6.6; until 6.10 their process filter let only one thread through
-/// (kernel commit 46ba0e49b642).
-const SINCE: (u32, u32) = (6, 10);
-
 /// Why multi links are not used.
 #[derive(Debug, Error)]
 pub(super) enum MultiError {
-    /// The kernel is older.
-    #[error("kernel {0}.{1} is older than 6.10")]
-    Kernel(u32, u32),
+    /// The kernel is older than 6.6, or has their fault.
+    #[error("this kernel has no multi links, or such as let one thread of a process through")]
+    Unsupported,
     /// The object is not what it should be.
     #[error("prepare {0} for a multi link")]
     Object(&'static str),
@@ -84,6 +79,31 @@ struct ProgLoad {
     func_info: u64,
     func_info_cnt: u32,
     padding: u32,
+}
+
+impl ProgLoad {
+    /// A program for multi links. The instructions must live until it is loaded.
+    fn new<T>(instructions: &[T]) -> Self {
+        Self {
+            prog_type: BPF_PROG_TYPE_KPROBE,
+            insn_cnt: instructions.len() as u32,
+            insns: instructions.as_ptr() as u64,
+            license: c"Dual MIT/GPL".as_ptr() as u64,
+            log_level: 0,
+            log_size: 0,
+            log_buf: 0,
+            kern_version: 0,
+            prog_flags: 0,
+            prog_name: [0; 16],
+            prog_ifindex: 0,
+            expected_attach_type: BPF_TRACE_UPROBE_MULTI,
+            prog_btf_fd: 0,
+            func_info_rec_size: 0,
+            func_info: 0,
+            func_info_cnt: 0,
+            padding: 0,
+        }
+    }
 }
 
 /// The start of `bpf_attr` for `BPF_BTF_LOAD`.
@@ -140,6 +160,28 @@ fn map_data(map: &Map) -> Option<&MapData> {
     }
 }
 
+/// `r0 = 0; exit`: the shortest program.
+const NOTHING: [u64; 2] = [0xb7, 0x95];
+
+/// Whether the kernel has multi links whose process filter works. They came with 6.6; until 6.10,
+/// and the stable kernels of that time, the filter let only one thread of the process through
+/// (kernel commit 46ba0e49b642).
+///
+/// Asked as libbpf does (`probe_uprobe_multi_link`): a link to a folder is a bad descriptor where
+/// there are such links; a process -1 is invalid, before the look at the folder, where the filter
+/// works.
+pub fn supported() -> io::Result<bool> {
+    let program = match bpf(BPF_PROG_LOAD, &mut ProgLoad::new(&NOTHING)) {
+        Ok(fd) => MultiProgram { fd, returns: false },
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    let refusal = |pid: Option<u32>| {
+        program.attach(Path::new("/"), &[0], &[0], pid).err().and_then(|error| error.raw_os_error())
+    };
+    Ok(refusal(None) == Some(libc::EBADF) && refusal(Some(u32::MAX)) == Some(libc::EINVAL))
+}
+
 /// Loads the programs named, as (name, whether it runs at return). `ebpf` must still have all its
 /// maps.
 pub(super) fn load<const N: usize>(
@@ -147,9 +189,8 @@ pub(super) fn load<const N: usize>(
     bytes: &[u8],
     names: [(&'static str, bool); N],
 ) -> Result<[MultiProgram; N], MultiError> {
-    let (major, minor) = kernel_version();
-    if (major, minor) < SINCE {
-        return Err(MultiError::Kernel(major, minor));
+    if !supported().map_err(|source| MultiError::Refused { what: "ask for multi links", source })? {
+        return Err(MultiError::Unsupported);
     }
     let mut object = Object::parse(bytes).or(Err(MultiError::Object("the eBPF object")))?;
     let text: HashSet<usize> = object.functions.keys().map(|(section, _)| *section).collect();
@@ -173,7 +214,7 @@ pub(super) fn load<const N: usize>(
 
 /// Loads the object's types, which tell the verifier which functions it may go through on their own.
 fn load_btf(object: &mut Object) -> Result<OwnedFd, MultiError> {
-    const ALL: bool = true; // by `SINCE`
+    const ALL: bool = true; // all are older than multi links
     let features = BtfFeatures::new(ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL);
     let missing = || MultiError::Object("the types");
     let btf = object.fixup_and_sanitize_btf(&features).or(Err(missing()))?.ok_or_else(missing)?;
@@ -197,23 +238,12 @@ fn load_one(name: &'static str, function: &Function, btf: &OwnedFd) -> Result<Ow
         *to = from;
     }
     let mut attr = ProgLoad {
-        prog_type: BPF_PROG_TYPE_KPROBE,
-        insn_cnt: function.instructions.len() as u32,
-        insns: function.instructions.as_ptr() as u64,
-        license: c"Dual MIT/GPL".as_ptr() as u64,
-        log_level: 0,
-        log_size: 0,
-        log_buf: 0,
-        kern_version: 0,
-        prog_flags: 0,
         prog_name,
-        prog_ifindex: 0,
-        expected_attach_type: BPF_TRACE_UPROBE_MULTI,
         prog_btf_fd: btf.as_raw_fd() as u32,
         func_info_rec_size: function.func_info_rec_size as u32,
         func_info: func_info.as_ptr() as u64,
         func_info_cnt: function.func_info.num_info,
-        padding: 0,
+        ..ProgLoad::new(&function.instructions)
     };
     bpf(BPF_PROG_LOAD, &mut attr)
         .map_err(|source| MultiError::Refused { what: "load a program for multi links", source })
@@ -245,31 +275,5 @@ impl MultiProgram {
             padding: 0,
         };
         bpf(BPF_LINK_CREATE, &mut attr)
-    }
-}
-
-/// Major and minor version of the running kernel; (0, 0) where it does not tell.
-fn kernel_version() -> (u32, u32) {
-    let uname = rustix::system::uname();
-    let release = uname.release().to_string_lossy().into_owned();
-    debug!(release, "kernel");
-    parse_version(&release).unwrap_or_default()
-}
-
-fn parse_version(release: &str) -> Option<(u32, u32)> {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
-    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::parse_version;
-
-    #[test]
-    fn releases() {
-        assert_eq!(parse_version("6.18.44-fc-v857"), Some((6, 18)));
-        assert_eq!(parse_version("5.15.0-1034-aws"), Some((5, 15)));
-        assert_eq!(parse_version("6.1"), Some((6, 1)));
-        assert_eq!(parse_version("?"), None);
     }
 }

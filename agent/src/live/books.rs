@@ -23,7 +23,7 @@ use super::{
     stacks::Stacks,
 };
 use crate::{
-    attach::Notice,
+    attach::{Notice, TOO_LATE},
     clock::Anchor,
     decode,
     host::{CommandDetail, Host},
@@ -310,6 +310,28 @@ impl Books {
                 let text = format!("{} was not probed: {error}", path.display());
                 self.annotate(proc_id, "warning", text, None);
                 self.lost(tgid, "library_not_probed", 1, None);
+            }
+            Notice::Spared { tgid, path, objection, was_probed } => {
+                let proc_id = self.lives.current(tgid).map(|life| life.proc_id.0);
+                let path = path.display();
+                let text = if was_probed {
+                    format!("{path} is not probed any more in pid {tgid}: {objection}{TOO_LATE}")
+                } else {
+                    format!("{path} is not probed in pid {tgid}: {objection}")
+                };
+                self.annotate(proc_id, "warning", text, None);
+                self.lost(Some(tgid), "library_not_probed", 1, None);
+            }
+            Notice::Apart { library, tgid, objection, moved } => {
+                let library = library.as_str();
+                let text = format!(
+                    "{library} is probed process by process, since it must not be in pid {tgid}: \
+                     {objection}"
+                );
+                self.annotate(None, "warning", text, None);
+                for tgid in moved.into_iter().filter(|moved| *moved != tgid) {
+                    self.lost(Some(tgid), "probes_moved", 1, None);
+                }
             }
             Notice::NoPython { tgid, reason } => {
                 let proc_id = self.lives.current(tgid).map(|life| life.proc_id.0);

@@ -27,14 +27,15 @@ use super::{
 };
 use crate::{
     attach::{
-        Attacher,
+        Attacher, Breadth,
         examine::{Examiner, ToExaminer},
+        guard::Sparing,
         worker::{self, Command},
     },
     cli::Detail,
     clock::{self, Anchor},
     host::{CommandDetail, Host},
-    kernel::{Guides, Kernel, Links, LoadOptions},
+    kernel::{Guides, Kernel, Links, LoadOptions, sign::Sign},
     nvml::{self, Driver, Gpu, GpuReader as _, NvmlReader, Sampler, SamplerThread},
     probes::Library,
     stacks::{
@@ -88,6 +89,8 @@ pub struct Options {
     pub runtime_labels: bool,
     /// Parts of paths of what is the user's own code, wherever it is installed.
     pub user_code: Vec<String>,
+    /// Whom not.
+    pub sparing: Sparing,
     /// The verb, for the manifest.
     pub command: String,
 }
@@ -109,7 +112,7 @@ pub struct Summary {
 type Thread<T> = JoinHandle<T>;
 
 /// A running recording.
-#[derive(Debug)]
+#[expect(missing_debug_implementations, reason = "aya's maps have none")]
 pub struct Session {
     stop: Arc<AtomicBool>,
     commands: Sender<Command>,
@@ -122,6 +125,8 @@ pub struct Session {
     helpers: Vec<Thread<()>>,
     books: Option<Thread<()>>,
     log: Option<Thread<anyhow::Result<Written>>>,
+    /// Seen by other agents as long as this one records.
+    _sign: Sign,
 }
 
 fn spawn<T: Send + 'static>(
@@ -137,9 +142,9 @@ fn spawn<T: Send + 'static>(
 impl Session {
     /// Opens the log first, then loads the kernel half; for `Target::Host` the probes are in place
     /// when this returns.
-    pub fn start(options: &Options) -> anyhow::Result<Self> {
+    pub fn start(options: &Options, sign: Sign) -> anyhow::Result<Self> {
         let host = Host::live();
-        let anchor = Anchor::now();
+        let anchor = Anchor::of_process();
         let (messages, inbox) = sync_channel(MESSAGES);
         let (rows, row_batches) = sync_channel(ROW_BATCHES);
         let log = start_log(options, &host, anchor, row_batches, messages.clone())?;
@@ -207,6 +212,7 @@ impl Session {
             helpers,
             books: Some(books),
             log: Some(log),
+            _sign: sign,
         };
         if options.target == Target::Host {
             session.ask(Command::HostWide)?;
@@ -245,6 +251,19 @@ impl Session {
         let command = Command::Prepare(files, std::num::NonZeroU32::new(pid));
         // `follow`, which comes next, reports a dead thread.
         self.commands.send(command).unwrap_or_default();
+    }
+
+    /// Takes every probe out, before anything else is finished, and has the log say why.
+    pub fn detach(&self, why: &str) -> anyhow::Result<()> {
+        self.ask(Command::Detach)?;
+        let note = AnnotationRow {
+            ts_ns: clock::epoch_ns(),
+            proc_id: None,
+            kind: "warning".to_owned(),
+            text: why.to_owned(),
+            value: None,
+        };
+        self.messages.send(Message::Rows(vec![note.into()])).context("reach the books")
     }
 
     /// Detaches, applies and writes everything that was seen.
@@ -383,10 +402,14 @@ fn start_attaching(
     let Attaching { kernel, examining, examiner, commands } = attaching;
     let (notices, notice_box) = mpsc::channel();
     let (garbage, garbage_box) = mpsc::channel::<Links>();
-    let host_wide = options.target == Target::Host;
+    let breadth = Breadth {
+        host_wide: options.target == Target::Host,
+        libraries: libraries(options),
+        sparing: options.sparing,
+    };
     let Examining { guides, looks, inbox } = examining;
     let examining = Examiner::new(Host::live(), guides, looks, notices.clone());
-    let attacher = Attacher::new(kernel, host_wide, libraries(options), notices, garbage, examiner);
+    let attacher = Attacher::new(kernel, breadth, notices, garbage, examiner);
     let mut threads = vec![spawn("examine", move || examining.run(&inbox))?];
     let events = worker::open_events();
     let events_work = events.is_some();

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::Context as _;
 use ledger::{
-    log::{Options, RunInfo, Writer},
+    log::{ClockAnchor, Options, RunInfo, Writer},
     rows,
 };
 use rustix::{
@@ -18,7 +18,7 @@ use rustix::{
 use tracing::error;
 
 use super::Message;
-use crate::clock;
+use crate::clock::{self, Anchor, Step, Watch};
 
 macro_rules! any_row {
     ($($variant:ident),*) => {
@@ -78,6 +78,9 @@ pub enum ToLog {
 /// How long the thread sleeps when no rows come: the journal's pace.
 const TICK: Duration = Duration::from_millis(50);
 
+/// Time between looks for a step of the wall clock.
+const WATCH_NS: i64 = 1_000_000_000;
+
 /// What the log needs to begin.
 #[derive(Clone, Debug)]
 pub struct Start {
@@ -122,6 +125,8 @@ pub fn run(
         }
     };
     let mut events = 0;
+    let mut watch = Watch::new(Anchor::of_process());
+    let mut look_ns = 0;
     loop {
         match inbox.recv_timeout(TICK) {
             Ok(ToLog::Rows(batch)) => {
@@ -134,7 +139,14 @@ pub fn run(
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => break,
         }
-        let tick = writer.tick(clock::epoch_ns());
+        let now_ns = clock::epoch_ns();
+        if now_ns >= look_ns {
+            look_ns = now_ns + WATCH_NS;
+            if let Some(step) = watch.look() {
+                tell_step(&mut writer, now_ns, step);
+            }
+        }
+        let tick = writer.tick(now_ns);
         if tick.checkpoint_due {
             // A full channel means that the next rotation asks again.
             asks.try_send(Message::Checkpoint).unwrap_or_default();
@@ -154,6 +166,20 @@ pub fn run(
     }
 }
 
+/// Tells of a step of the wall clock at `now_ns`, in the log's time.
+fn tell_step(writer: &mut Writer, now_ns: i64, step: Step) {
+    let boot_ns = now_ns.saturating_sub(Anchor::of_process().offset_ns());
+    let wall_ns = now_ns.saturating_add(step.ahead_ns);
+    writer.add_clock_anchor(ClockAnchor { boot_ns, wall_ns });
+    writer.push(&rows::AnnotationRow {
+        ts_ns: now_ns,
+        proc_id: None,
+        kind: "clock".to_owned(),
+        text: step.to_string(),
+        value: Some(step.by_ns),
+    });
+}
+
 fn open(start: &Start) -> anyhow::Result<Writer> {
     if let Some((uid, gid)) = start.owner {
         become_owner(uid, gid).context("take on the rights of the log's owner")?;
@@ -168,4 +194,51 @@ fn become_owner(uid: u32, gid: u32) -> anyhow::Result<()> {
     set_thread_res_gid(None, Gid::from_raw(gid), None)?;
     set_thread_res_uid(None, Uid::from_raw(uid), None)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use ledger::{log::Log, report::Model};
+
+    use super::*;
+
+    #[test]
+    fn a_step_of_the_wall_clock_is_in_the_log_and_its_times_go_on() {
+        const HOUR: i64 = 3_600_000_000_000;
+        let temp = tempfile::tempdir().unwrap();
+        let start_ns = clock::epoch_ns();
+        let offset_ns = Anchor::of_process().offset_ns();
+        let run = RunInfo {
+            host: "here".to_owned(),
+            boot_id: "boot".to_owned(),
+            pid: 1,
+            clock: ClockAnchor { boot_ns: start_ns - offset_ns, wall_ns: start_ns },
+            tool_version: "0.1.0".to_owned(),
+            command: Vec::new(),
+        };
+        let mut writer = Writer::create(temp.path(), &run, Options::default()).unwrap();
+        for (by_ns, ahead_ns) in [(HOUR, HOUR), (-2 * HOUR, -HOUR)] {
+            let now_ns = clock::epoch_ns();
+            tell_step(&mut writer, now_ns, Step { by_ns, ahead_ns });
+            writer.tick(now_ns);
+        }
+        writer.finish(clock::epoch_ns()).unwrap();
+
+        let log = Log::open(&[temp.path().to_owned()]).unwrap();
+        let told: Vec<rows::AnnotationRow> = log.rows().map(Result::unwrap).collect();
+        assert_eq!(
+            told.iter().map(|row| row.value).collect::<Vec<_>>(),
+            [Some(HOUR), Some(-2 * HOUR)]
+        );
+        assert!(told.iter().all(|row| row.kind == "clock"));
+        assert!(told[0].ts_ns <= told[1].ts_ns && told[1].ts_ns < start_ns + HOUR / 60);
+        let anchors = &log.manifests()[0].clock_anchors;
+        let offsets: Vec<i64> = anchors.iter().map(|a| a.offset_ns() - offset_ns).collect();
+        assert_eq!(offsets, [0, HOUR, -HOUR]);
+        let report = Model::read(&[temp.path().to_owned()]).unwrap().text(false);
+        // Lines end where the page does.
+        let report = report.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(report.contains("the wall clock was set forward by 3600.000 s"), "{report}");
+        assert!(report.contains("it is 3600.000 s behind them now"), "{report}");
+    }
 }

@@ -146,6 +146,15 @@ mod tests {
     }
 
     #[test]
+    fn every_function_of_the_driver_is_in_the_document() {
+        let document = include_str!("../../../docs/functions.md");
+        for (_, probe) in rows_of(Library::Cuda) {
+            let name = format!("`{}`", probe.symbol);
+            assert!(document.contains(&name), "docs/functions.md does not name {name}");
+        }
+    }
+
+    #[test]
     fn what_a_narrow_record_cannot_carry_is_wide() {
         for probe in PROBES {
             let cookie = probe.cookie(0);

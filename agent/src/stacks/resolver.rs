@@ -512,7 +512,8 @@ mod tests {
         let (namer, stacks) = mpsc::channel();
         let (examiner, _inbox) = mpsc::channel();
         let want_large = Box::new(|_| {});
-        let mut resolver = Resolver::new(Host::live(), Anchor::now(), want_large, namer, examiner);
+        let mut resolver =
+            Resolver::new(Host::live(), Anchor::of_process(), want_large, namer, examiner);
         let batch = resolver.batch(Batch { stacks: records, ..Batch::default() });
         drop(resolver);
         (batch, stacks.into_iter().collect())

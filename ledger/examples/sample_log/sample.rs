@@ -146,8 +146,14 @@ impl Job {
     }
 }
 
-/// Writes about `events` events and all that goes with them. Returns the number of events.
-pub(crate) fn write(dir: &std::path::Path, events: i64, options: Options) -> Result<i64, LogError> {
+/// Writes about `events` events and all that goes with them, then ends the run, or leaves it as a
+/// killed recorder does. Returns the number of events.
+pub(crate) fn write(
+    dir: &std::path::Path,
+    events: i64,
+    options: Options,
+    finish: bool,
+) -> Result<i64, LogError> {
     let info = RunInfo {
         host: "node-17".to_owned(),
         boot_id: "5f2a7f0e-0000-4000-8000-000000000017".to_owned(),
@@ -171,12 +177,18 @@ pub(crate) fn write(dir: &std::path::Path, events: i64, options: Options) -> Res
     }
     checkpoint(&mut writer, &ranks, &job);
     write_failures(&mut writer, &ranks[0], &job);
-    writer.finish(job.now_ns)?;
+    if finish {
+        writer.finish(job.now_ns)?;
+    } else {
+        // What waits in memory reaches the journal.
+        writer.tick(job.now_ns + options.flush_every_ns);
+    }
     Ok(job.seq)
 }
 
 fn checkpoint(writer: &mut Writer, ranks: &[Rank], job: &Job) {
     let live = ranks.iter().flat_map(|rank| &rank.live).map(|alloc| LiveRow {
+        estimated: Some(false),
         ts_ns: job.now_ns,
         seq: job.seq,
         proc_id: alloc.proc_id,
@@ -190,6 +202,7 @@ fn checkpoint(writer: &mut Writer, ranks: &[Rank], job: &Job) {
         api: alloc.api.clone().into(),
         stack_id: alloc.stack_id,
         alloc_ts_ns: alloc.ts_ns,
+        ..Default::default()
     });
     writer.checkpoint(job.seq, live);
 }

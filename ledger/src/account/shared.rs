@@ -104,7 +104,7 @@ impl Account {
         let again = open.map(|entry| entry.value).filter(|block| block.level == Level::Imported);
         if let Some(block) = again {
             *self.opens.more.entry(addr).or_default() += 1;
-            return self.open_again(desk, call, "retain", &block);
+            return open_again(desk, call, "retain", &block);
         }
         let size_bytes = key.and_then(|key| desk.books.exports.sizes.get(&key).copied());
         let place = self.contexts.place(call.tid, desk.who.from_start);
@@ -122,14 +122,8 @@ impl Account {
         }
         let block = self.blocks[DEVICE].find(addr, call.enter_ns).map(|entry| entry.value);
         if let Some(block) = block {
-            self.open_again(desk, call, "free", &block);
+            open_again(desk, call, "free", &block);
         }
-    }
-
-    /// A row about one opening more or less: level `virtual`, since no memory comes or goes with it.
-    fn open_again(&self, desk: &mut Desk<'_>, call: &Call, op: &'static str, block: &Block) {
-        let row = desk.event(call, op, Level::Virtual, block.place.ordinal);
-        desk.emit(about(row, block));
     }
 
     fn open_as(
@@ -144,6 +138,12 @@ impl Account {
         let block = new_block(desk, call, (level, place), at, size_bytes.and_then(bytes));
         self.open(desk, call, space, &block);
     }
+}
+
+/// A row about one opening more or less: level `virtual`, since no memory comes or goes with it.
+fn open_again(desk: &mut Desk<'_>, call: &Call, op: &'static str, block: &Block) {
+    let row = desk.event(call, op, Level::Virtual, block.place.ordinal);
+    desk.emit(about(row, block));
 }
 
 /// A row about a mapping of memory that has rows of its own.

@@ -19,7 +19,8 @@ use super::{
     schema::TABLES,
 };
 
-const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+pub(super) const DIRECTORY: OFlags =
+    OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// Written and removed again to learn whether the log can be written; less is not worth starting.
 const PROBE_BYTES: usize = 256 << 10;
@@ -31,9 +32,9 @@ pub(crate) type Owner = (u32, u32);
 #[derive(Debug)]
 pub(crate) struct LogDir {
     pub(crate) path: PathBuf,
-    root: OwnedFd,
+    pub(super) root: OwnedFd,
     journal: OwnedFd,
-    staging: OwnedFd,
+    pub(super) staging: OwnedFd,
     owner: Option<Owner>,
 }
 
@@ -72,6 +73,16 @@ impl LogDir {
         let journal = subdir(&root, path, Area::Journal.as_str(), owner)?;
         let staging = subdir(&root, path, Area::Staging.as_str(), owner)?;
         Ok(Self { path: path.to_owned(), root, journal, staging, owner })
+    }
+
+    /// Opens an existing directory to change what is in it: root works for the user who owns it.
+    pub(crate) fn open_for_owner(path: &Path) -> Result<Self> {
+        let dir = Self::open(path, None)?;
+        if !rustix::process::geteuid().is_root() {
+            return Ok(dir);
+        }
+        let owner = dir.owner_of()?;
+        Self::open(path, Some(owner))
     }
 
     fn area(&self, area: Area) -> &OwnedFd {
@@ -140,8 +151,8 @@ impl LogDir {
     }
 
     /// Removes a sealed file, given by its path relative to the log, and its directory when that
-    /// was the last file of its day.
-    pub(crate) fn remove_sealed(&self, relative: &Path) -> Result<()> {
+    /// was the last file of its day. Returns its bytes; `None` where it was gone.
+    pub(crate) fn remove_sealed(&self, relative: &Path) -> Result<Option<u64>> {
         let path = self.path.join(relative);
         let failed = |e: Errno| LogError::io("remove", &path, e);
         let (Some(day), Some(name)) = (relative.parent(), relative.file_name()) else {
@@ -154,13 +165,21 @@ impl LogDir {
             fs::openat(at, name, DIRECTORY | OFlags::RDONLY, Mode::empty())
         };
         let table = open(&self.root, table.as_os_str()).map_err(failed)?;
-        let day = open(&table, date).map_err(failed)?;
-        match fs::unlinkat(&day, name, AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => {}
+        let day = match open(&table, date) {
+            Ok(day) => day,
+            Err(Errno::NOENT) => return Ok(None),
             Err(e) => return Err(failed(e)),
-        }
+        };
+        let removed = match fs::statat(&day, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => {
+                fs::unlinkat(&day, name, AtFlags::empty()).map_err(failed)?;
+                Some(stat.st_size.max(0) as u64)
+            }
+            Err(Errno::NOENT) => None,
+            Err(e) => return Err(failed(e)),
+        };
         match fs::unlinkat(&table, date, AtFlags::REMOVEDIR) {
-            Ok(()) | Err(Errno::NOTEMPTY | Errno::EXIST | Errno::NOENT) => Ok(()),
+            Ok(()) | Err(Errno::NOTEMPTY | Errno::EXIST | Errno::NOENT) => Ok(removed),
             Err(e) => Err(failed(e)),
         }
     }
@@ -181,13 +200,24 @@ impl LogDir {
     /// Takes the lock that says "this run is alive", as long as the file is held.
     /// `None`: another process holds it.
     pub(crate) fn lock(&self, run: Run8) -> Result<Option<File>> {
-        let name = name::lock(run);
-        let path = self.path_in(Area::Journal, &name);
+        self.lock_file(Area::Journal, &name::lock(run))
+    }
+
+    /// Takes the lock that says "a compaction is going on", as long as the file is held.
+    /// `None`: another process holds it.
+    pub(crate) fn lock_compaction(&self) -> Result<Option<File>> {
+        self.lock_file(Area::Staging, name::COMPACTION_LOCK)
+    }
+
+    fn lock_file(&self, area: Area, name: &str) -> Result<Option<File>> {
+        let path = self.path_in(area, name);
         let failed = |e: Errno| LogError::io("lock", &path, e);
         let flags = OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd =
-            fs::openat(&self.journal, &name, flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
+            fs::openat(self.area(area), name, flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
         match fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+            // Its holder ended, and removed it, in between.
+            Ok(()) if fs::fstat(&fd).map_err(failed)?.st_nlink == 0 => Ok(None),
             Ok(()) => {
                 give(&fd, self.owner, &path)?;
                 Ok(Some(File::from(fd)))

@@ -14,7 +14,7 @@ use std::{
 
 use arrow::{
     array::RecordBatch,
-    datatypes::Schema,
+    datatypes::{Schema, SchemaRef},
     ipc::{reader::StreamReader, root_as_message, writer::StreamEncoder},
 };
 
@@ -137,7 +137,8 @@ impl JournalFile {
             StreamReader::try_new(bytes, None)
                 .map_err(|e| LogError::arrow("read journal", &self.path, e))
         })?;
-        Ok(Some(JournalBatches { path: self.path.clone(), reader: Some(reader) }))
+        let schema = reader.schema();
+        Ok(Some(JournalBatches { path: self.path.clone(), schema, reader: Some(reader) }))
     }
 }
 
@@ -176,8 +177,16 @@ fn read_at(file: &File, path: &Path, bytes: &mut [u8], at: u64) -> Result<()> {
 /// Batches of a journal.
 pub(crate) struct JournalBatches {
     path: PathBuf,
+    schema: SchemaRef,
     /// `None` after the end or an error.
     reader: Option<StreamReader<BufReader<Section>>>,
+}
+
+impl JournalBatches {
+    /// The columns of the batches.
+    pub(crate) fn schema(&self) -> SchemaRef {
+        Arc::clone(&self.schema)
+    }
 }
 
 impl Iterator for JournalBatches {

@@ -2,11 +2,14 @@
 //!
 //! [`Writer`] takes rows of [`crate::rows`] and keeps a directory of sealed Parquet files that any
 //! reader may open at any moment; [`Log`] reads one or several such directories back, running,
-//! crashed or finished; [`recover`] seals what a killed agent left in its journal. [`TABLES`] says
+//! crashed or finished; [`recover`] seals what a killed agent left in its journal; [`compact`] merges
+//! the files of runs that have ended. [`TABLES`] says
 //! what the tables mean, [`markdown`] says it in `docs/event-log.md`.
 
 mod build;
 mod cell;
+mod check;
+mod compact;
 mod dir;
 mod error;
 mod journal;
@@ -23,6 +26,8 @@ mod writer;
 
 pub use build::{BatchBuilder, ColumnBuilder};
 pub use cell::{Cell, Field};
+pub use check::Checked;
+pub use compact::{Compacted, Compaction, Merged, TARGET_BYTES, compact};
 pub use error::LogError;
 pub use manifest::{ClockAnchor, Manifest, RunInfo, SCHEMA_VERSION};
 pub use markdown::markdown;

@@ -83,6 +83,9 @@ pub(crate) fn manifest(run: Run8) -> String {
     format!("manifest-{run}.json")
 }
 
+/// The file that a compaction holds a lock on, inside `staging/`.
+pub(crate) const COMPACTION_LOCK: &str = "compaction.lock";
+
 /// The file that a live run holds a lock on, inside `journal/`.
 pub(crate) fn lock(run: Run8) -> String {
     format!("run-{run}.lock")

@@ -7,6 +7,7 @@ use std::{
 };
 
 use super::{
+    compact::swap::{leftovers, repair},
     dir::{Area, LogDir},
     error::{LogError, Result, chain},
     manifest::Manifest,
@@ -20,6 +21,8 @@ use super::{
 pub struct Recovered {
     /// Files that were sealed, relative to the log.
     pub sealed: Vec<PathBuf>,
+    /// Directories in which an interrupted compaction was finished or taken back.
+    pub repaired: Vec<PathBuf>,
     /// Files that were left as they are, and why.
     pub skipped: Vec<(PathBuf, String)>,
 }
@@ -34,12 +37,15 @@ pub struct Recovered {
 ///
 /// The directory cannot be written.
 pub fn recover(path: &Path, other_hosts: bool) -> Result<Recovered> {
-    let dir = LogDir::open(path, None)?;
-    let owner = dir.owner_of()?;
-    let running_as = rustix::process::geteuid().as_raw();
-    // Root works for the user who owns the log.
-    let dir = if running_as == 0 { LogDir::open(path, Some(owner))? } else { dir };
+    let dir = LogDir::open_for_owner(path)?;
     let mut recovered = Recovered::default();
+    // A compaction that is going on has the lock, and puts itself right.
+    if !leftovers(&dir)?.is_empty()
+        && let Some(_lock) = dir.lock_compaction()?
+    {
+        recovered.repaired = repair(&dir)?;
+        dir.remove(Area::Staging, name::COMPACTION_LOCK)?;
+    }
     for (run, journals) in journals(&dir, &mut recovered)? {
         match why_not(&dir, run, other_hosts) {
             Some(reason) => {
@@ -77,7 +83,8 @@ fn read_manifest(dir: &LogDir, run: Run8) -> Option<Manifest> {
     Manifest::read(&dir.path.join(name::manifest(run))).ok()
 }
 
-fn why_not(dir: &LogDir, run: Run8, other_hosts: bool) -> Option<&'static str> {
+/// Why a run is not to be touched, if it is not.
+pub(super) fn why_not(dir: &LogDir, run: Run8, other_hosts: bool) -> Option<&'static str> {
     let here = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let host = read_manifest(dir, run).map(|manifest| manifest.host);
     if host.is_some_and(|host| host != here) && !other_hosts {

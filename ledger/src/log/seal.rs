@@ -22,15 +22,16 @@ use super::{
 };
 
 /// Rows of a row group: near `DuckDB`'s unit of parallelism.
-pub(crate) const ROW_GROUP_ROWS: usize = 131_072;
+const ROW_GROUP_ROWS: usize = 131_072;
 
 /// Bytes of a row group in memory at which it is written early (long texts).
-const ROW_GROUP_BYTES: usize = 32 << 20;
+pub(super) const ROW_GROUP_BYTES: usize = 32 << 20;
 
 /// Level of ZSTD; higher levels cost several times the CPU for a few percent.
 const ZSTD_LEVEL: i32 = 3;
 
-/// Name of the metadata key that holds the `seq` of a checkpoint of the live set.
+/// Name of the metadata key that holds the `seq` of each checkpoint of the live set in a file, with
+/// commas between them: one as it is written, several where files were merged.
 pub(crate) const CHECKPOINT_SEQ: &str = "vramscope.checkpoint_seq";
 
 /// A Parquet file that is being written.
@@ -59,7 +60,9 @@ impl Sealer {
         dir.remove(Area::Staging, &staged)?;
         let file = dir.create_file(Area::Staging, &staged)?;
         let second = file.try_clone().map_err(|e| LogError::io("open", &path, e))?;
-        let properties = properties(table, manifest);
+        let metadata = manifest.metadata(table.name).into_iter();
+        let metadata = metadata.map(|(key, value)| KeyValue::new(key, value)).collect();
+        let properties = properties(table, metadata, ROW_GROUP_ROWS);
         let writer = ArrowWriter::try_new(second, table.arrow_schema(), Some(properties))
             .map_err(|e| LogError::parquet("begin", &path, e))?;
         Ok(Self { name, path, file, writer })
@@ -119,14 +122,18 @@ fn discard(dir: &LogDir, name: FileName) {
     }
 }
 
-fn properties(table: &Table, manifest: &Manifest) -> WriterProperties {
+/// How a file of `table` is written that says `metadata` of itself.
+pub(super) fn properties(
+    table: &Table,
+    metadata: Vec<KeyValue>,
+    row_group_rows: usize,
+) -> WriterProperties {
     let zstd = ZstdLevel::try_new(ZSTD_LEVEL).unwrap_or_default();
-    let metadata = manifest.metadata(table.name).into_iter();
     let builder = WriterProperties::builder()
-        .set_created_by(format!("vramscope {}", manifest.tool_version))
+        .set_created_by(concat!("vramscope ", env!("CARGO_PKG_VERSION")).to_owned())
         .set_compression(Compression::ZSTD(zstd))
-        .set_max_row_group_row_count(Some(ROW_GROUP_ROWS))
-        .set_key_value_metadata(Some(metadata.map(|(k, v)| KeyValue::new(k, v)).collect()));
+        .set_max_row_group_row_count(Some(row_group_rows))
+        .set_key_value_metadata(Some(metadata));
     table
         .columns()
         .filter(|column| is_rising(column.name, column.ty))

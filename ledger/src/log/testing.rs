@@ -1,10 +1,19 @@
 //! Rows and runs for tests.
 
-use std::{ops::RangeBounds, path::Path, sync::Arc};
+use std::{
+    ops::RangeBounds,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use arrow::array::{
     ArrayRef, BooleanArray, Int32Array, Int64Array, Int64Builder, ListBuilder, RecordBatch,
     StringArray, TimestampMicrosecondArray,
+};
+
+use parquet::{
+    arrow::{ArrowWriter, arrow_reader::ParquetRecordBatchReaderBuilder},
+    file::properties::WriterProperties,
 };
 
 use super::{BatchRows, ColumnType, Options, Row, Table, Writer, manifest::tests::info};
@@ -115,5 +124,47 @@ impl Random {
     pub(crate) fn rows<R: Row>(&mut self, rows: usize) -> Vec<R> {
         let batch = self.batch(R::TABLE, rows);
         BatchRows::new(&batch, "random".as_ref()).unwrap().collect()
+    }
+}
+
+/// Replaces the batches of a sealed file; what the file says of itself stays.
+pub(crate) fn rewrite(path: &Path, change: impl Fn(&RecordBatch) -> RecordBatch) {
+    let file = std::fs::File::open(path).unwrap();
+    let reader = ParquetRecordBatchReaderBuilder::try_new(file).unwrap();
+    let pairs = reader.metadata().file_metadata().key_value_metadata().cloned().unwrap();
+    let pairs = pairs.into_iter().filter(|pair| pair.key.starts_with("vramscope.")).collect();
+    let schema = Arc::clone(reader.schema());
+    let batches: Vec<RecordBatch> = reader.build().unwrap().map(Result::unwrap).collect();
+    let batches = if batches.is_empty() { vec![RecordBatch::new_empty(schema)] } else { batches };
+    let batches: Vec<RecordBatch> = batches.iter().map(change).collect();
+    let properties = WriterProperties::builder().set_key_value_metadata(Some(pairs)).build();
+    let file = std::fs::File::create(path).unwrap();
+    let mut writer = ArrowWriter::try_new(file, batches[0].schema(), Some(properties)).unwrap();
+    for batch in &batches {
+        writer.write(batch).unwrap();
+    }
+    writer.close().unwrap();
+}
+
+/// A file system of a few MiB, mounted for the test.
+pub(crate) struct Tmpfs(PathBuf);
+
+impl Tmpfs {
+    pub(crate) fn mount(path: &Path, bytes: usize) -> Option<Self> {
+        let options = std::ffi::CString::new(format!("size={bytes}")).unwrap();
+        let flags = rustix::mount::MountFlags::empty();
+        match rustix::mount::mount("tmpfs", path, "tmpfs", flags, options.as_c_str()) {
+            Ok(()) => Some(Self(path.to_owned())),
+            Err(e) => {
+                println!("skipped: mounting a tmpfs needs root ({e})");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH).unwrap();
     }
 }

@@ -235,15 +235,12 @@ impl Collector {
 
     fn warnings(&self, processes: &[Process]) -> Vec<Warning> {
         let pid_of = |proc_id: i64| processes.iter().find(|p| p.proc_id == proc_id).map(|p| p.pid);
-        let mut warnings: Vec<Warning> = self
-            .warnings
-            .iter()
-            .map(|row| Warning {
-                ts_ns: row.ts_ns,
-                pid: row.proc_id.and_then(pid_of),
-                text: row.text.clone(),
-            })
-            .collect();
+        let told = self.warnings.iter().map(|row| Warning {
+            ts_ns: row.ts_ns,
+            pid: row.proc_id.and_then(pid_of),
+            text: row.text.clone(),
+        });
+        let mut warnings: Vec<Warning> = self.deleted.warnings().into_iter().chain(told).collect();
         if self.more_warnings > 0 {
             let text = format!("{} more warnings are in the table annotations", self.more_warnings);
             let ts_ns = warnings.last().map_or(0, |last| last.ts_ns);

@@ -3,19 +3,33 @@
 use std::path::PathBuf;
 
 use super::{
-    collect::{Collector, LossFacts},
+    collect::{Begin, Collector, LossFacts},
     model::Model,
 };
 use crate::{
     log::{Checkpoint, Gap, Log, LogError, Row, Run8},
     rows::{
-        AnnotationRow, BreakdownRow, DeviceRow, DeviceSampleRow, FrameRow, LossRow, OomRow,
-        ProcessRow, ProcessSampleRow, SiteUsageRow, StackRow,
+        AnnotationRow, BreakdownRow, DeviceRow, DeviceSampleRow, EventRow, FrameRow, HostSampleRow,
+        LiveRow, LossRow, OomRow, ProcessLibRow, ProcessRow, ProcessSampleRow, SiteUsageRow,
+        StackRow,
     },
 };
 
 /// Events that are not in the log, and without which the account is not whole.
 const ROWS_MISSING: &str = "rows_missing";
+/// Files that could not be read, without which the account is not whole.
+const FILES_NOT_READ: &str = "files_not_read";
+/// Files that could not be read, of readings beside the account.
+const SAMPLES_NOT_READ: &str = "samples_not_read";
+/// Tables of readings beside the account.
+const SAMPLES: [&str; 6] = [
+    BreakdownRow::TABLE.name,
+    DeviceSampleRow::TABLE.name,
+    ProcessSampleRow::TABLE.name,
+    HostSampleRow::TABLE.name,
+    ProcessLibRow::TABLE.name,
+    DeviceRow::TABLE.name,
+];
 /// Events that are not in the log, but whose effect a checkpoint tells.
 const ROWS_BEFORE_CHECKPOINT: &str = "rows_before_checkpoint";
 
@@ -37,7 +51,8 @@ pub(super) fn read(dirs: &[PathBuf]) -> Result<Collector, LogError> {
     let log = Log::open(dirs)?;
     let mut pass = Collector::default();
     for problem in log.problems() {
-        pass.problems.push(format!("{}: {}", problem.path.display(), problem.message));
+        let text = format!("{}: {}", problem.path.display(), problem.message);
+        pass.problem(text, problem.misses);
     }
     for manifest in log.manifests() {
         pass.manifest(manifest);
@@ -64,7 +79,7 @@ fn each<R: Row>(log: &Log, pass: &mut Collector, mut take: impl FnMut(&mut Colle
     for row in log.rows::<R>() {
         match row {
             Ok(row) => take(pass, row),
-            Err(error) => pass.problems.push(chain(&error)),
+            Err(error) => pass.problem(chain(&error), Some(R::TABLE.name)),
         }
     }
 }
@@ -72,7 +87,7 @@ fn each<R: Row>(log: &Log, pass: &mut Collector, mut take: impl FnMut(&mut Colle
 /// Applies the events. Where the first ones of a run are gone, a checkpoint stands in for them.
 fn events(log: &Log, pass: &mut Collector) {
     let gaps = log.gaps().unwrap_or_else(|error| {
-        pass.problems.push(chain(&error));
+        pass.problem(chain(&error), Some(EventRow::TABLE.name));
         Vec::new()
     });
     let checkpoints = log.checkpoints();
@@ -81,12 +96,17 @@ fn events(log: &Log, pass: &mut Collector) {
         let checkpoint = checkpoint_for(&gap, &checkpoints);
         if let Some(checkpoint) = checkpoint {
             starts.push((gap.run, checkpoint.seq));
+            let mut begin = Begin { ts_ns: None, rows: 0 };
             for row in log.checkpoint_rows(checkpoint) {
                 match row {
-                    Ok(row) => pass.start_from(gap.run, &row),
-                    Err(error) => pass.problems.push(chain(&error)),
+                    Ok(row) => {
+                        begin = Begin { ts_ns: Some(row.ts_ns), rows: begin.rows + 1 };
+                        pass.start_from(gap.run, &row);
+                    }
+                    Err(error) => pass.problem(chain(&error), Some(LiveRow::TABLE.name)),
                 }
             }
+            pass.deleted.begins.insert(gap.run, begin);
         }
         let reason = if checkpoint.is_some() { ROWS_BEFORE_CHECKPOINT } else { ROWS_MISSING };
         let missing = gap.last.saturating_sub(gap.first).saturating_add(1);
@@ -97,10 +117,13 @@ fn events(log: &Log, pass: &mut Collector) {
             Ok(item) => {
                 let start = starts.iter().find(|(run, _)| *run == item.run);
                 if start.is_none_or(|(_, seq)| item.event.seq > *seq) {
+                    if let Some(begin) = pass.deleted.begins.get_mut(&item.run) {
+                        begin.ts_ns.get_or_insert(item.event.ts_ns);
+                    }
                     pass.event(item.run, &item.event);
                 }
             }
-            Err(error) => pass.problems.push(chain(&error)),
+            Err(error) => pass.problem(chain(&error), Some(EventRow::TABLE.name)),
         }
     }
 }
@@ -112,7 +135,20 @@ fn checkpoint_for<'a>(gap: &Gap, checkpoints: &'a [Checkpoint]) -> Option<&'a Ch
 }
 
 impl Collector {
-    /// Counts events that are not in the log; when they were is not known.
+    /// Notes that a file was left out or read in part, and of which table rows are missing by it.
+    pub(super) fn problem(&mut self, text: String, misses: Option<&str>) {
+        if self.problems.contains(&text) {
+            return;
+        }
+        self.problems.push(text);
+        match misses {
+            Some(table) if SAMPLES.contains(&table) => self.missing(SAMPLES_NOT_READ, 1),
+            Some(_) => self.missing(FILES_NOT_READ, 1),
+            None => {}
+        }
+    }
+
+    /// Counts events or files that are not in the log; when they were is not known.
     fn missing(&mut self, reason: &str, count: i64) {
         let window = self.span;
         let facts = self.losses.entry((reason.to_owned(), None)).or_default();

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     account::state::Process,
     call::Level,
-    log::{Log, LogError},
+    log::{Log, LogError, Row},
     rows::LiveRow,
 };
 
@@ -62,7 +62,7 @@ fn tensors(dirs: &[PathBuf], pass: &mut Collector) -> Result<Vec<LiveRow>, LogEr
             match row {
                 Ok(row) if row.level == Level::Tensor.as_str() => rows.push(row),
                 Ok(_) => {}
-                Err(error) => pass.problems.push(error.to_string()),
+                Err(error) => pass.problem(error.to_string(), Some(LiveRow::TABLE.name)),
             }
         }
     }

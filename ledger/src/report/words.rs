@@ -163,6 +163,13 @@ const LOSSES: &[(&str, Meaning)] = &[
         account("libraries not probed: calls through them were not seen, their memory is missing"),
     ),
     (
+        "probes_moved",
+        account(
+            "times that the probes of a process were taken out and put in again: calls of those \
+             milliseconds were not seen",
+        ),
+    ),
+    (
         "log_write_failed",
         account(
             "rows not written, their events are missing: the log could not be written (disk full?)",
@@ -196,6 +203,19 @@ const LOSSES: &[(&str, Meaning)] = &[
         account(
             "calls recorded after the end of their process, left out: what they allocated or freed \
              is not counted",
+        ),
+    ),
+    (
+        "files_not_read",
+        account(
+            "files of the log could not be read, they are named below: what they told is missing, \
+             what is held may be too much or too little",
+        ),
+    ),
+    (
+        "samples_not_read",
+        readings(
+            "files of readings could not be read, they are named below: what they told is missing",
         ),
     ),
     (

@@ -38,7 +38,7 @@ def complete_share(outcome, log):
 
 @check("train-leak", "a list that keeps a tensor a step: found at its line", 120)
 def train_leak(context, outcome):
-    recording = train(context, outcome, "train-leak", "--leak", "list", "--steps", "500")
+    recording = train(context, outcome, "train-leak", "--leak", "list", "--steps", "1000")
     line = recording.program.match(r"LEAK line=(\S+)").group(1)
     leaks = [f for f in findings(context, outcome, "train-leak") if f["kind"] == "leak"]
     outcome.figure("findings", [leak["sentence"] for leak in leaks])
@@ -50,7 +50,7 @@ def train_leak(context, outcome):
 
 @check("train-healthy", "the same without the list: no finding", 120)
 def train_healthy(context, outcome):
-    recording = train(context, outcome, "train-healthy", "--steps", "500")
+    recording = train(context, outcome, "train-healthy", "--steps", "1000")
     kinds = [f["kind"] for f in findings(context, outcome, "train-healthy")]
     outcome.expect_equal("kinds of findings", kinds, ["nothing"])
     complete_share(outcome, recording.log)

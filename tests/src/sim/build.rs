@@ -6,12 +6,12 @@ use std::{
     fs::{self, File},
     hash::{DefaultHasher, Hash, Hasher},
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Output},
 };
 
 use anyhow::{Context, Result, bail};
 
-use super::Sim;
+use super::{PROGRAM_SOURCES, Sim};
 
 /// For libraries: position independent, only what NVIDIA's headers declare visible, and functions
 /// that begin as those of driver 580 do: with `push %rbp`, each at an address of its own. A stack
@@ -37,6 +37,14 @@ const LIBRARY_FLAGS: &[&str] = &[
 const ARCH_FLAGS: &[&str] = &["-fcf-protection=none"];
 #[cfg(not(target_arch = "x86_64"))]
 const ARCH_FLAGS: &[&str] = &[];
+/// Stripped as the real one is; addresses differ from file offsets, so that a tool which takes one
+/// for the other attaches in the wrong place. The real driver's functions have large frames: the long
+/// form of `sub $n, %rsp` makes every prologue long enough for UCX, which replaces its first 12 bytes.
+#[cfg(target_arch = "x86_64")]
+const DRIVER_FLAGS: &[&str] =
+    &["-s", "-Wl,-Ttext-segment=0x200000", "-mpreferred-stack-boundary=8"];
+#[cfg(not(target_arch = "x86_64"))]
+const DRIVER_FLAGS: &[&str] = &["-s", "-Wl,-Ttext-segment=0x200000"];
 const WARNINGS: &[&str] =
     &["-Wall", "-Wextra", "-Werror", "-Wmissing-prototypes", "-Wno-deprecated-declarations"];
 const PROGRAM_FLAGS: &[&str] =
@@ -78,12 +86,11 @@ const LIBRARIES: &[Library] = &[
             "external.c",
             "graph.c",
             "module.c",
+            "range.c",
             "procaddr.c",
             "state.c",
         ],
-        // Stripped as the real one is; addresses differ from file offsets, so that a tool which
-        // takes one for the other attaches in the wrong place.
-        flags: &["-s", "-Wl,-Ttext-segment=0x200000"],
+        flags: DRIVER_FLAGS,
     },
     Library {
         soname: "libnvidia-ml.so.1",
@@ -140,6 +147,7 @@ const PROGRAMS: &[(&str, &str, &[&str])] = &[
         "native_stacks.c",
         &["-l:libcuda.so.1", "-ldl", "-O2", "-fomit-frame-pointer", "-s", "-rdynamic"],
     ),
+    ("patcher", "patcher.c", &["-l:libcuda.so.1"]),
     ("proc_address", "proc_address.c", &["-Wl,--no-as-needed", "-l:libcuda.so.1", "-ldl"]),
     ("runtime_shared", "runtime.c", &["-l:libcudart.so.12"]),
     ("runtime_static", "runtime.c", &["-l:libcudart_static.a", "-ldl"]),
@@ -147,12 +155,13 @@ const PROGRAMS: &[(&str, &str, &[&str])] = &[
     ("smi", "smi.c", &["-l:libnvidia-ml.so.1"]),
     ("threads", "threads.c", &["-l:libcuda.so.1"]),
     ("torch_like", "torch_like.c", &["-l:libc10_cuda.so"]),
+    ("ucx", "ucx.c", &["-l:libcuda.so.1", "-ldl"]),
     ("vmm_nccl", "vmm_nccl.c", &["-l:libcuda.so.1"]),
 ];
 
 pub(super) fn build() -> Result<Sim> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let (sim_dir, program_dir) = (here.join("sim"), here.join("programs"));
+    let (sim_dir, program_dir) = (here.join("sim"), PathBuf::from(PROGRAM_SOURCES));
     let root = target_dir(here).join("sim");
     fs::create_dir_all(&root).with_context(|| format!("create {}", root.display()))?;
     let lock = File::create(root.join("lock"))
@@ -170,11 +179,11 @@ pub(super) fn build() -> Result<Sim> {
         fs::rename(&done, &built).with_context(|| format!("rename to {}", built.display()))?;
         make_readable(&built)?;
     }
-    Ok(Sim { lib_dir: built.join("lib"), bin_dir: built.join("bin"), script_dir: program_dir })
+    Ok(Sim::in_folder(&built, &program_dir))
 }
 
 /// The folder that cargo builds into: where this program lies, else the workspace's own.
-fn target_dir(here: &Path) -> PathBuf {
+pub(crate) fn target_dir(here: &Path) -> PathBuf {
     let of_program = env::current_exe().ok().and_then(|program| {
         let tagged = program.ancestors().find(|folder| folder.join("CACHEDIR.TAG").exists());
         tagged.map(Path::to_owned)
@@ -304,9 +313,14 @@ impl Compiler {
 }
 
 fn run(command: &mut Command) -> Result<()> {
+    output(command).map(drop)
+}
+
+/// What the command printed; an error where it fails.
+pub(crate) fn output(command: &mut Command) -> Result<Output> {
     let output = command.output().with_context(|| format!("run {command:?}"))?;
     if !output.status.success() {
         bail!("{command:?} failed: {}", String::from_utf8_lossy(&output.stderr));
     }
-    Ok(())
+    Ok(output)
 }

@@ -64,6 +64,7 @@ const DRIVER: &str = "
     cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRelease cuDevicePrimaryCtxRelease_v2
     cuDevicePrimaryCtxReset cuDevicePrimaryCtxReset_v2
     cuMemAlloc_v2 cuMemAllocPitch_v2 cuMemAllocManaged cuMemFree_v2 cuMemGetInfo_v2
+    cuMemGetAddressRange_v2
     cuMemAllocAsync cuMemAllocAsync_ptsz cuMemAllocFromPoolAsync cuMemAllocFromPoolAsync_ptsz
     cuMemFreeAsync cuMemFreeAsync_ptsz cuDeviceGetDefaultMemPool cuDeviceGetMemPool
     cuDeviceSetMemPool cuMemPoolCreate cuMemPoolDestroy cuMemPoolTrimTo cuMemPoolSetAttribute

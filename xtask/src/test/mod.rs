@@ -6,6 +6,7 @@
 //! is a skip; in continuous integration (`CI=true`) a skip that the machine could have avoided is a
 //! failure.
 
+mod kernels;
 mod libtest;
 mod machine;
 mod pythons;
@@ -25,12 +26,18 @@ pub(crate) struct Args {
     /// Also run what takes long: tests see `VRAMSCOPE_FULL=1`
     #[arg(long)]
     full: bool,
+    /// Only the scenario tests on Debian's kernels, in virtual machines (part of --full)
+    #[arg(long)]
+    kernel: bool,
 }
 
 /// Seconds for each fuzz target: as many inputs as a change by mistake needs.
 const QUICK_FUZZ_S: u64 = 4;
 /// Seconds for each, guided by coverage.
 const FULL_FUZZ_S: u64 = 60;
+
+/// The part that `--kernel` names.
+const KERNELS: &str = "scenario tests on other kernels";
 
 /// A part either ran and has counts, or met an obstacle.
 type Part = Result<Result<Tally, Obstacle>>;
@@ -41,7 +48,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
             "note: an agent runs already ({agent}): a second one is refused, so stop it first"
         );
     }
-    let parts: [(&str, &dyn Fn() -> Part); 8] = [
+    let parts: [(&str, &dyn Fn() -> Part); 9] = [
         ("objects of the kernel half", &|| Ok(Ok(ebpf::check()?))),
         ("unit and doc tests", &|| unit(args)),
         ("fuzz targets", &|| quick_fuzz(args)),
@@ -50,7 +57,9 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         ("scenario tests under the real agent", &|| scenarios(args)),
         ("stacks of a newer CPython", &|| pythons::run(args)),
         ("readers of the log in Python", &|| readers::run(args.full)),
+        (KERNELS, &|| kernels::run(args)),
     ];
+    let parts = parts.into_iter().filter(|(name, _)| !args.kernel || *name == KERNELS);
     let mut total = Tally::default();
     let mut summary = Vec::new();
     for (name, part) in parts {

@@ -3,7 +3,8 @@
 
 use super::{Args, Part, cargo_test, machine, machine::Obstacle};
 use crate::sh;
-use std::env;
+use anyhow::Result;
+use std::{env, path::PathBuf};
 
 const FETCH: &str = "tests/pythons/fetch.py";
 /// Where it is unpacked, within the target folder.
@@ -26,14 +27,19 @@ pub(super) fn run(args: &Args) -> Part {
     if let Some(obstacle) = machine::probe_obstacle().or_else(machine::compiler_obstacle) {
         return Ok(Err(obstacle));
     }
-    let folder = sh::target_dir()?.join(FOLDER);
-    let mut fetch = sh::command("python3")?;
-    println!("$ {}", sh::line(fetch.arg(FETCH).arg(folder)));
-    let python = sh::output(&mut fetch)?;
+    let python = fetch()?.display().to_string();
     let agent = machine::build_agent()?.display().to_string();
-    let env = [(PYTHONS_ENV, python.trim_end()), ("VRAMSCOPE_BIN", &agent)];
+    let env = [(PYTHONS_ENV, &*python), ("VRAMSCOPE_BIN", &agent)];
     let mut total = cargo_test(&UNIT, args, &env)?;
     let harness = ["--", "--test-threads=1", "--show-output"];
     total += cargo_test(&[&SCENARIOS[..], &harness].concat(), args, &env)?;
     Ok(Ok(total))
+}
+
+/// Fetches the interpreter, unless it is there; its path.
+pub(super) fn fetch() -> Result<PathBuf> {
+    let folder = sh::target_dir()?.join(FOLDER);
+    let mut fetch = sh::command("python3")?;
+    println!("$ {}", sh::line(fetch.arg(FETCH).arg(folder)));
+    Ok(sh::output(&mut fetch)?.trim_end().into())
 }

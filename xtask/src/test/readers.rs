@@ -1,6 +1,7 @@
-//! Checks in Python that the log reads the same in `DuckDB`, pandas and Polars.
+//! Checks in Python that the log reads the same in `DuckDB`, pandas and Polars, and with `--full` in
+//! Spark.
 //!
-//! Each `tests/readers/check_*.py LOG` is one check. It exits with 0 when it passed, with 77 when
+//! Each `tests/readers/check_*.py LOG [SAME]` is one check; `SAME` is a log that has the same rows. It exits with 0 when it passed, with 77 when
 //! it can't run here (its last line says why), else it failed. The logs are those that the
 //! ledger's example `sample_log` writes.
 
@@ -14,25 +15,60 @@ use std::{
 };
 
 const REQUIREMENTS: &str = "tests/requirements.txt";
+/// Of the full run, on top.
+const FULL_REQUIREMENTS: &str = "tests/requirements-full.txt";
 const CHECKS: &str = "tests/readers";
+/// The check that only the full run makes.
+const FULL_CHECK: &str = "check_spark.py";
 const CANT_RUN: i32 = 77;
 
-/// Logs to read, each with what `sample_log` is told after the folder: the number of events and,
-/// for a log whose old files were deleted, the bytes it may keep.
-const LOGS: [(&str, &[&str]); 2] = [("whole", &["100000"]), ("rotated", &["200000", "1000000"])];
+/// A log to read.
+struct SampleLog {
+    name: &'static str,
+    /// What `sample_log` is told after the folder.
+    args: &'static [&'static str],
+    /// The log before it that has the same rows.
+    same_as: Option<&'static str>,
+}
+
+const fn sample_log(
+    name: &'static str,
+    args: &'static [&'static str],
+    same_as: Option<&'static str>,
+) -> SampleLog {
+    SampleLog { name, args, same_as }
+}
+
+/// Rows of a small file, and what makes them.
+const SMALL: &str = "--file-rows";
+
+const LOGS: [SampleLog; 6] = [
+    sample_log("whole", &["100000"], None),
+    sample_log("rotated", &["200000", "--max-disk", "1000000"], None),
+    sample_log("pieces", &["60000", SMALL, "4000"], None),
+    // As it lies there while it is being written, too: readers see no difference.
+    sample_log("killed", &["60000", SMALL, "4000", "--killed"], None),
+    sample_log("recovered", &["60000", SMALL, "4000", "--killed", "--recovered"], Some("pieces")),
+    sample_log("compacted", &["60000", SMALL, "4000", "--compacted"], Some("pieces")),
+];
 
 pub(super) fn run(full: bool) -> Part {
-    let checks = checks()?;
-    let python = match environment()? {
+    let mut checks = checks()?;
+    let mut total = Tally::default();
+    if !full {
+        checks.retain(|check| !check.ends_with(FULL_CHECK));
+        println!("SKIP {FULL_CHECK}: only with --full, which installs Spark");
+        total += Tally::SKIPPED;
+    }
+    let python = match environment(full)? {
         Ok(python) => python,
         Err(obstacle) => return Ok(Err(obstacle)),
     };
-    let mut total = Tally::default();
-    for (name, args) in LOGS {
-        let log = write_log(name, args)?;
+    for sample in LOGS {
+        let log = write_log(&sample)?;
         for check in &checks {
             let mut command = sh::command(&python)?;
-            command.arg(check).arg(&log);
+            command.arg(check).arg(&log).args(sample.same_as.map(|name| log.with_file_name(name)));
             set_full(&mut command, full);
             total += run_check(&mut command)?;
         }
@@ -53,14 +89,14 @@ fn run_check(command: &mut Command) -> Result<Tally> {
     })
 }
 
-fn write_log(name: &str, args: &[&str]) -> Result<PathBuf> {
-    let log = sh::target_dir()?.join("readers").join(name);
+fn write_log(sample: &SampleLog) -> Result<PathBuf> {
+    let log = sh::target_dir()?.join("readers").join(sample.name);
     if log.exists() {
         fs::remove_dir_all(&log).with_context(|| format!("remove the old {}", log.display()))?;
     }
     let mut command = sh::cargo()?;
     command.args(["run", "--locked", "--quiet", "-p", "ledger", "--example", "sample_log", "--"]);
-    sh::run(command.arg(&log).args(args))?;
+    sh::run(command.arg(&log).args(sample.args))?;
     Ok(log)
 }
 
@@ -78,12 +114,19 @@ fn checks() -> Result<Vec<PathBuf>> {
 }
 
 /// The Python of a virtual environment with the pinned readers, made once per set of pins.
-fn environment() -> Result<Result<PathBuf, Obstacle>> {
-    let pins = machine::read(REQUIREMENTS)?;
+fn environment(full: bool) -> Result<Result<PathBuf, Obstacle>> {
+    let mut pins = machine::read(REQUIREMENTS)?;
+    let mut files = vec!["-r", REQUIREMENTS];
+    if full {
+        pins += &machine::read(FULL_REQUIREMENTS)?;
+        files.extend(["-r", FULL_REQUIREMENTS]);
+    }
     let folder = sh::target_dir()?.join("venv");
     let python = folder.join("bin/python");
     let stamp = folder.join("requirements.txt");
-    if python.is_file() && fs::read_to_string(&stamp).is_ok_and(|installed| installed == pins) {
+    if python.is_file()
+        && fs::read_to_string(&stamp).is_ok_and(|installed| installed.starts_with(&pins))
+    {
         return Ok(Ok(python));
     }
     if !sh::succeeds("python3", &["-c", "import ensurepip, venv"]) {
@@ -92,7 +135,9 @@ fn environment() -> Result<Result<PathBuf, Obstacle>> {
     }
     sh::run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&folder))?;
     let mut pip = sh::command(&python)?;
-    pip.args(["-m", "pip", "install", "--quiet", "--only-binary", ":all:", "-r", REQUIREMENTS]);
+    // Spark comes as a source archive that only needs to be unpacked.
+    pip.args(["-m", "pip", "install", "--quiet", "--only-binary", ":all:"]);
+    pip.args(["--no-binary", "pyspark"]).args(files);
     if let Err(error) = sh::run(&mut pip) {
         let reason = format!("no Python packages (is the network there?): {error:#}");
         return Ok(Err(Obstacle::avoidable(reason)));

@@ -14,6 +14,7 @@ use crate::{
     cli::{Agent, Run},
     cmd::{precondition, print, session},
     live::Target,
+    stop_file,
 };
 
 /// What the recorder prints when the program may start.
@@ -32,7 +33,8 @@ pub(super) fn as_user(args: &Run, folder: &Path) -> anyhow::Result<ExitCode> {
     let recorder = start_recorder(args, folder, waiting.pid())?;
     let status = session::runtime()?.block_on(async {
         let signals = session::Signals::new()?;
-        wait_for(waiting.go()?, signals).await
+        // The recorder looks at the stop file itself.
+        wait_for(waiting.go()?, signals, &mut || {}).await
     })?;
     drop(recorder.stdin);
     let mut child = recorder.child;
@@ -67,6 +69,12 @@ fn start_recorder(args: &Run, folder: &Path, pid: u32) -> anyhow::Result<Recorde
     }
     if recording.full_commands {
         sudo.arg("--full-commands");
+    }
+    if recording.risks.force {
+        sudo.arg("--force");
+    }
+    if recording.risks.allow_return_probes {
+        sudo.arg("--allow-return-probes");
     }
     if recording.no_stacks {
         sudo.arg("--no-stacks");
@@ -103,15 +111,23 @@ fn start_recorder(args: &Run, folder: &Path, pid: u32) -> anyhow::Result<Recorde
 /// The recording half: attaches, says so, records until stdin closes.
 pub(in crate::cmd) fn run(args: &Agent) -> anyhow::Result<ExitCode> {
     let folder = std::path::absolute(&args.recording.output).context("resolve the log's folder")?;
-    let mut session = session::start(&args.recording, &folder, Target::Processes, "run")?;
+    let roots = [args.pid.get()];
+    let mut session = session::start(&args.recording, &folder, Target::Processes, "run", &roots)?;
     follow(&session, args.pid.get(), args.library_path.as_deref())?;
-    session::runtime()?.block_on(async {
+    let end = session::runtime()?.block_on(async {
         // Ctrl-C at the terminal reaches this process too; the program decides when it is over.
         let _signals = session::Signals::new()?;
         print(&format!("{READY}\n"))?;
-        tokio::task::spawn_blocking(wait_for_end).await.context("wait for the program")
+        let program = std::thread::spawn(wait_for_end);
+        while !program.is_finished() {
+            if stop_file::exists() {
+                return anyhow::Ok(session::End::Stopped);
+            }
+            tokio::time::sleep(session::LOOK).await;
+        }
+        Ok(session::End::Asked)
     })?;
-    session::finish(&mut session, &folder)?;
+    session::end(&mut session, &folder, end)?;
     Ok(ExitCode::SUCCESS)
 }
 

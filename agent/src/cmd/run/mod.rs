@@ -32,6 +32,7 @@ use crate::{
     attach::candidates,
     cli::Run,
     live::{Session, Target},
+    stop_file,
 };
 
 /// Runs the program and passes its exit code on.
@@ -99,19 +100,35 @@ fn groups_of(owner: &output::Owner) -> anyhow::Result<String> {
 
 /// This process records.
 fn as_root(args: &Run, folder: &Path) -> anyhow::Result<ExitCode> {
-    let mut session = session::start(&args.recording, folder, Target::Processes, "run")?;
+    // The program will be a child of this process.
+    let roots = [std::process::id()];
+    let session = session::start(&args.recording, folder, Target::Processes, "run", &roots)?;
     let waiting = Waiting::start(&args.command)?;
     let library_path = std::env::var_os("LD_LIBRARY_PATH");
     follow(&session, waiting.pid(), library_path.as_deref())?;
+    let mut recording = Some(session);
+    let mut stop = || {
+        if let Some(mut session) = recording.take() {
+            say(&stop_file::reason());
+            say_failure(session::stop(&mut session, folder));
+        }
+    };
     // Caught from here on: Ctrl-C is the program's, and what it wrote must still be sealed.
     let status = session::runtime()?.block_on(async {
         let signals = session::Signals::new()?;
-        wait_for(waiting.go()?, signals).await
+        wait_for(waiting.go()?, signals, &mut stop).await
     })?;
-    if let Err(error) = session::finish(&mut session, folder) {
-        say(&format!("{error:#}"));
+    if let Some(mut session) = recording {
+        say_failure(session::finish(&mut session, folder));
     }
     Ok(code_of(status))
+}
+
+/// The exit code is the program's, whatever becomes of the recording.
+fn say_failure(ended: anyhow::Result<ExitCode>) {
+    if let Err(error) = ended {
+        say(&format!("{error:#}"));
+    }
 }
 
 /// Probes the libraries that the program will load, and follows it.
@@ -120,8 +137,13 @@ fn follow(session: &Session, pid: u32, library_path: Option<&OsStr>) -> anyhow::
     session.follow(&[pid]).context("follow the program")
 }
 
-/// Waits for the program; SIGTERM and SIGHUP are passed on, SIGINT reaches it by itself.
-async fn wait_for(mut child: Child, mut signals: session::Signals) -> anyhow::Result<ExitStatus> {
+/// Waits for the program; SIGTERM and SIGHUP are passed on, SIGINT reaches it by itself. `stop` is
+/// called as long as the stop file is there: the program goes on without being recorded.
+async fn wait_for(
+    mut child: Child,
+    mut signals: session::Signals,
+    stop: &mut impl FnMut(),
+) -> anyhow::Result<ExitStatus> {
     let pid = rustix::process::Pid::from_child(&child);
     let waiter = tokio::task::spawn_blocking(move || child.wait());
     tokio::pin!(waiter);
@@ -129,6 +151,11 @@ async fn wait_for(mut child: Child, mut signals: session::Signals) -> anyhow::Re
         tokio::select! {
             status = &mut waiter => {
                 return status.context("wait for the program")?.context("wait for the program");
+            }
+            () = tokio::time::sleep(session::LOOK) => {
+                if stop_file::exists() {
+                    stop();
+                }
             }
             signal = signals.next_signal() => {
                 if signal != rustix::process::Signal::INT {

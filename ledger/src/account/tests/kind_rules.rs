@@ -87,8 +87,7 @@ fn pools_are_told_of_without_bytes() {
         Action::PoolImport { pool: 0x72 },
         Action::PoolDestroy { pool: 0x70 },
     ]);
-    let ops: Vec<_> =
-        bench.words(1).into_iter().map(|(op, level, delta)| (op, level, delta)).collect();
+    let ops = bench.words(1);
     let pool = |op| (op, "pool", 0);
     assert_eq!(ops, ["pool", "pool", "pool", "export", "import", "pool"].map(pool));
     let process = bench.state.process(PROC.0).unwrap();

@@ -1,6 +1,6 @@
 //! Which event numbers a log does not have.
 
-use arrow::array::{Array, AsArray};
+use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::datatypes::Int64Type;
 
 use super::{
@@ -45,7 +45,8 @@ fn ranges(parts: &[&Part]) -> Option<Vec<(i64, i64, u64)>> {
 
 /// Whether no file misses a number or shares one with another.
 fn is_gapless_inside(ranges: &[(i64, i64, u64)]) -> bool {
-    let full = ranges.iter().all(|&(first, last, rows)| last.abs_diff(first) + 1 == rows);
+    let full =
+        ranges.iter().all(|&(first, last, rows)| last.abs_diff(first).saturating_add(1) == rows);
     let apart = ranges.windows(2).all(|pair| matches!(pair, [a, b] if a.1 < b.0));
     full && apart
 }
@@ -54,16 +55,20 @@ fn between(run: Run8, ranges: &[(i64, i64, u64)]) -> Vec<Gap> {
     let mut collector = Collector::new(run);
     for &(first, last, _) in ranges {
         collector.see(first);
-        collector.expected = last.saturating_add(1);
+        collector.expected = collector.expected.max(last.saturating_add(1));
     }
     collector.gaps
 }
 
 /// Reads the `seq` column of every file.
 fn by_reading(run: Run8, parts: &[&Part]) -> Result<Vec<Gap>> {
-    let seqs = parts.iter().flat_map(|part| match part_seqs(part) {
-        Ok(seqs) => seqs,
-        Err(e) => vec![Err(e)],
+    let seqs = parts.iter().flat_map(|part| {
+        let (batches, error) = match PartBatches::open(part, Columns::One("seq"), BATCH_ROWS) {
+            Ok(batches) => (Some(batches), None),
+            Err(e) => (None, Some(Err(e))),
+        };
+        let seqs = batches.into_iter().flatten().flat_map(|batch| batch_seqs(part, batch));
+        error.into_iter().chain(seqs)
     });
     let mut collector = Collector::new(run);
     for seq in InOrder::new(seqs, None) {
@@ -72,18 +77,18 @@ fn by_reading(run: Run8, parts: &[&Part]) -> Result<Vec<Gap>> {
     Ok(collector.gaps)
 }
 
-fn part_seqs(part: &Part) -> Result<Vec<Result<i64>>> {
-    let mut seqs = Vec::new();
-    for batch in PartBatches::open(part, Columns::One("seq"), BATCH_ROWS)? {
-        let batch = batch?;
-        let column = batch.column_by_name("seq");
-        let column = column.and_then(|column| column.as_primitive_opt::<Int64Type>());
-        let Some(column) = column.filter(|column| column.null_count() == 0) else {
-            return Err(LogError::content(&part.path, "it has no column seq of type i64"));
-        };
-        seqs.extend(column.values().iter().copied().map(Ok));
+/// The numbers of one batch: a merged file is too large to hold those of all.
+fn batch_seqs(part: &Part, batch: Result<RecordBatch>) -> Vec<Result<i64>> {
+    let batch = match batch {
+        Ok(batch) => batch,
+        Err(e) => return vec![Err(e)],
+    };
+    let column = batch.column_by_name("seq");
+    let column = column.and_then(|column| column.as_primitive_opt::<Int64Type>());
+    match column.filter(|column| column.null_count() == 0) {
+        Some(column) => column.values().iter().copied().map(Ok).collect(),
+        None => vec![Err(LogError::content(&part.path, "it has no column seq of type i64"))],
     }
-    Ok(seqs)
 }
 
 struct Collector {

@@ -13,9 +13,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use arrow::array::RecordBatch;
+use arrow::{array::RecordBatch, datatypes::SchemaRef};
 
-pub(crate) use self::scan::scan_sealed;
+pub(crate) use self::scan::{checkpoints, footer, list_sealed, scan_sealed};
 pub use self::{
     decode::BatchRows,
     gaps::Gap,
@@ -28,7 +28,7 @@ use self::{
     scan::{Found, Part},
 };
 use super::{
-    Manifest, Row,
+    Manifest, Row, TABLES, Table,
     error::{LogError, Result},
     name::Run8,
     table_index,
@@ -42,8 +42,6 @@ pub struct Checkpoint {
     pub run: Run8,
     /// The live set is the one after this event.
     pub seq: i64,
-    /// Allocations in it.
-    pub rows: u64,
     /// The file that holds it.
     pub path: PathBuf,
 }
@@ -119,6 +117,16 @@ impl Log {
         })
     }
 
+    /// The columns of each file, as it says them.
+    pub(super) fn schemas(
+        &self,
+    ) -> impl Iterator<Item = (&Path, &'static Table, Result<SchemaRef>)> + '_ {
+        self.parts.iter().filter_map(|part| {
+            let table = *TABLES.get(part.name.table)?;
+            Some((part.path.as_path(), table, part.schema(table)))
+        })
+    }
+
     fn by_run(&self, table: usize) -> BTreeMap<Run8, Vec<&Part>> {
         let mut runs: BTreeMap<Run8, Vec<&Part>> = BTreeMap::new();
         for part in self.of_table(Some(table)) {
@@ -148,9 +156,9 @@ impl Log {
     pub fn checkpoints(&self) -> Vec<Checkpoint> {
         let mut checkpoints: Vec<Checkpoint> = self
             .of_table(Some(LiveRow::INDEX))
-            .filter_map(|part| {
-                let (run, seq) = (part.name.run, part.checkpoint?);
-                Some(Checkpoint { run, seq, rows: part.rows, path: part.path.clone() })
+            .flat_map(|part| {
+                let seqs = part.checkpoints.iter();
+                seqs.map(|&seq| Checkpoint { run: part.name.run, seq, path: part.path.clone() })
             })
             .collect();
         checkpoints.sort_by_key(|checkpoint| (checkpoint.run, checkpoint.seq));
@@ -162,8 +170,12 @@ impl Log {
         &'a self,
         checkpoint: &'a Checkpoint,
     ) -> impl Iterator<Item = Result<LiveRow>> + 'a {
-        let parts = self.of_table(Some(LiveRow::INDEX));
-        rows_of(parts.filter(|part| part.path == checkpoint.path), BATCH_ROWS)
+        let part = self.of_table(Some(LiveRow::INDEX)).find(|part| part.path == checkpoint.path);
+        let several = part.is_some_and(|part| part.checkpoints.len() > 1);
+        let rows = rows_of::<LiveRow>(part, BATCH_ROWS);
+        rows.filter(move |row| {
+            !several || row.as_ref().map_or(true, |row| row.seq == checkpoint.seq)
+        })
     }
 }
 

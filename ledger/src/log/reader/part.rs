@@ -89,6 +89,19 @@ impl PartBatches {
     }
 }
 
+impl Part {
+    /// The columns that the file has; those of `table` for a journal that is not begun.
+    pub(super) fn schema(&self, table: &Table) -> Result<SchemaRef> {
+        match &self.source {
+            Source::Sealed => Ok(Arc::clone(footer(&open(&self.path)?, &self.path)?.schema())),
+            Source::Journal(journal) => {
+                let batches = journal.batches()?;
+                Ok(batches.map_or_else(|| table.arrow_schema(), |batches| batches.schema()))
+            }
+        }
+    }
+}
+
 fn open_sealed(
     part: &Part,
     columns: Columns,

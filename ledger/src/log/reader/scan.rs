@@ -1,7 +1,7 @@
 //! Finding the files of a log, and telling what is not one.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     fs::File,
     io::Read,
     os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt},
@@ -13,15 +13,19 @@ use parquet::{
     file::{metadata::ParquetMetaData, statistics::Statistics},
 };
 
-use crate::log::{
-    TABLES,
-    dir::Area,
-    error::{LogError, Result, chain, guard},
-    journal::JournalFile,
-    manifest::{Manifest, SCHEMA_VERSION},
-    name::{ARROWS, FileName, PARQUET},
-    seal::CHECKPOINT_SEQ,
-    writer::table::Sealed,
+use crate::{
+    log::{
+        Row, TABLES,
+        compact::swap::day_of,
+        dir::Area,
+        error::{LogError, Result, chain, guard},
+        journal::JournalFile,
+        manifest::{Manifest, SCHEMA_VERSION},
+        name::{ARROWS, FileName, PARQUET},
+        seal::CHECKPOINT_SEQ,
+        writer::table::Sealed,
+    },
+    rows::EventRow,
 };
 
 /// Why a file was left out, or read only in part.
@@ -50,15 +54,23 @@ pub struct Problem {
     pub kind: ProblemKind,
     /// In words.
     pub message: String,
+    /// The table of which rows are missing, or may be.
+    pub misses: Option<&'static str>,
 }
 
 impl Problem {
     pub(super) fn new(path: &Path, kind: ProblemKind, message: impl Into<String>) -> Self {
-        Self { path: path.to_owned(), kind, message: message.into() }
+        Self { path: path.to_owned(), kind, message: message.into(), misses: None }
     }
 
     fn unreadable(path: &Path, error: &LogError) -> Self {
         Self::new(path, ProblemKind::Unreadable, chain(error))
+    }
+
+    /// The same, said of a file or directory of a table (by its position in [`TABLES`]).
+    fn of_table(mut self, table: usize) -> Self {
+        self.misses = TABLES.get(table).map(|table| table.name);
+        self
     }
 }
 
@@ -78,8 +90,8 @@ pub(super) struct Part {
     pub(super) rows: u64,
     /// First and last `seq`, where the table has one and the file says it.
     pub(super) seqs: Option<(i64, i64)>,
-    /// `seq` of the checkpoint that the file holds.
-    pub(super) checkpoint: Option<i64>,
+    /// `seq` of each checkpoint that the file holds, rising.
+    pub(super) checkpoints: Vec<i64>,
 }
 
 /// What a directory holds.
@@ -109,7 +121,26 @@ impl Found {
         for part in journals {
             self.add_journal(part);
         }
+        self.look_for_taken_days(dir);
         Ok(())
+    }
+
+    /// A compaction that was interrupted between two renames leaves a table without a day; on file
+    /// systems that exchange two names at once that cannot be.
+    fn look_for_taken_days(&mut self, dir: &Path) {
+        let names = list(&dir.join(Area::Staging.as_str())).unwrap_or_default();
+        for name in names {
+            let day = name.strip_suffix(".json").and_then(day_of);
+            let Some((index, day)) = day else { continue };
+            let Some(table) = TABLES.get(index) else { continue };
+            let path = dir.join(table.name).join(day);
+            if !path.exists() {
+                let message = "a compaction was interrupted while it exchanged these files: \
+                               `vramscope recover` on the log puts them back";
+                let problem = Problem::new(&path, ProblemKind::Unreadable, message);
+                self.problems.push(problem.of_table(index));
+            }
+        }
     }
 
     fn add_manifest(&mut self, path: &Path) {
@@ -121,7 +152,7 @@ impl Found {
 
     fn journals(&mut self, dir: &Path) -> Vec<Part> {
         let dir = dir.join(Area::Journal.as_str());
-        let names = list(&dir).unwrap_or_default();
+        let names = self.list(EventRow::INDEX, &dir);
         names.iter().filter_map(|name| self.journal(&dir, name)).collect()
     }
 
@@ -137,12 +168,12 @@ impl Found {
             Ok(journal) => {
                 let rows = journal.rows;
                 let source = Source::Journal(journal);
-                Some(Part { name, path, source, rows, seqs: None, checkpoint: None })
+                Some(Part { name, path, source, rows, seqs: None, checkpoints: Vec::new() })
             }
             // Sealed between listing and opening.
             Err(e) if e.is_not_found() => None,
             Err(e) => {
-                self.problems.push(Problem::unreadable(&path, &e));
+                self.problems.push(Problem::unreadable(&path, &e).of_table(name.table));
                 None
             }
         }
@@ -156,34 +187,82 @@ impl Found {
             && journal.torn > 0
         {
             let message = format!("its last {} bytes are not a whole batch", journal.torn);
-            self.problems.push(Problem::new(&part.path, ProblemKind::TornJournal, message));
+            let problem = Problem::new(&part.path, ProblemKind::TornJournal, message);
+            self.problems.push(problem.of_table(part.name.table));
         }
         self.parts.insert(part.name, part);
     }
 
+    /// Adds the files of a table. Where some vanish between listing and opening, they were deleted,
+    /// or merged into others: then the table is listed again.
     fn add_table(&mut self, table: usize, dir: &Path) {
-        for path in files_below(dir) {
-            let file_name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            match FileName::parse(file_name, PARQUET).filter(|name| name.table == table) {
-                Some(name) => self.add_sealed(name, &path),
-                None => self.foreign(&path),
+        for last in [false, false, true] {
+            let mut found = Self::default();
+            let gone = found.look_through(table, dir);
+            if last || gone == 0 {
+                return self.absorb(found);
             }
         }
     }
 
-    fn add_sealed(&mut self, name: FileName, path: &Path) {
-        match sealed_part(name, path) {
-            Ok(part) if !self.parts.contains_key(&name) => {
-                self.parts.insert(name, part);
+    /// Adds the files of a table; how many were gone before they could be opened.
+    fn look_through(&mut self, table: usize, dir: &Path) -> usize {
+        let mut gone = 0;
+        for path in self.files_below(table, dir) {
+            let file_name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            match FileName::parse(file_name, PARQUET).filter(|name| name.table == table) {
+                Some(name) => match sealed_part(name, &path) {
+                    Ok(part) => self.add_part(part),
+                    Err(Some(problem)) => self.problems.push(problem.of_table(table)),
+                    Err(None) => gone += 1,
+                },
+                None => self.foreign(&path),
             }
-            Ok(_) => {
-                let message = "the same file of the same run was read from another place";
-                self.problems.push(Problem::new(path, ProblemKind::Duplicate, message));
-            }
-            Err(Some(problem)) => self.problems.push(problem),
-            // Deleted between listing and opening.
-            Err(None) => {}
         }
+        gone
+    }
+
+    fn absorb(&mut self, found: Self) {
+        found.parts.into_values().for_each(|part| self.add_part(part));
+        self.problems.extend(found.problems);
+    }
+
+    fn add_part(&mut self, part: Part) {
+        match self.parts.entry(part.name) {
+            Entry::Vacant(entry) => {
+                entry.insert(part);
+            }
+            Entry::Occupied(_) => {
+                let message = "the same file of the same run was read from another place";
+                self.problems.push(Problem::new(&part.path, ProblemKind::Duplicate, message));
+            }
+        }
+    }
+
+    /// Names in a directory, sorted; none where there is no such directory. One that cannot be
+    /// listed is a problem: what lies in it is not known.
+    fn list(&mut self, table: usize, dir: &Path) -> Vec<String> {
+        list(dir).unwrap_or_else(|e| {
+            if !e.is_not_found() {
+                self.problems.push(Problem::unreadable(dir, &e).of_table(table));
+            }
+            Vec::new()
+        })
+    }
+
+    /// Whatever lies in a table's directory and in its `date=` directories, but no directories.
+    fn files_below(&mut self, table: usize, dir: &Path) -> Vec<PathBuf> {
+        let mut files = Vec::new();
+        for name in self.list(table, dir) {
+            let path = dir.join(&name);
+            let is_dir = std::fs::symlink_metadata(&path).is_ok_and(|meta| meta.is_dir());
+            if is_dir {
+                files.extend(self.list(table, &path).into_iter().map(|name| path.join(name)));
+            } else {
+                files.push(path);
+            }
+        }
+        files
     }
 
     fn foreign(&mut self, path: &Path) {
@@ -204,21 +283,6 @@ fn list(dir: &Path) -> Result<Vec<String>> {
         entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
     names.sort_unstable();
     Ok(names)
-}
-
-/// Whatever lies in a table's directory and in its `date=` directories, but no directories.
-fn files_below(dir: &Path) -> Vec<PathBuf> {
-    let mut files = Vec::new();
-    for name in list(dir).unwrap_or_default() {
-        let path = dir.join(&name);
-        let is_dir = std::fs::symlink_metadata(&path).is_ok_and(|meta| meta.is_dir());
-        if is_dir {
-            files.extend(list(&path).unwrap_or_default().into_iter().map(|name| path.join(name)));
-        } else {
-            files.push(path);
-        }
-    }
-    files
 }
 
 /// Opens a file for reading; never a symbolic link, and never waiting for a pipe.
@@ -251,9 +315,17 @@ fn sealed_part(name: FileName, path: &Path) -> Result<Part, Option<Problem>> {
     check_metadata(name, path, footer.metadata()).map_err(Some)?;
     let metadata = footer.metadata();
     let rows = metadata.file_metadata().num_rows().max(0) as u64;
-    let checkpoint = value(metadata, CHECKPOINT_SEQ).and_then(|seq| seq.parse().ok());
     let (path, seqs) = (path.to_owned(), seqs(metadata));
-    Ok(Part { name, path, source: Source::Sealed, rows, seqs, checkpoint })
+    let checkpoints = checkpoints(metadata);
+    Ok(Part { name, path, source: Source::Sealed, rows, seqs, checkpoints })
+}
+
+/// The `seq` of each checkpoint that a file says it holds.
+pub(crate) fn checkpoints(metadata: &ParquetMetaData) -> Vec<i64> {
+    let seqs = value(metadata, CHECKPOINT_SEQ).unwrap_or_default().split(',');
+    let mut seqs: Vec<i64> = seqs.filter_map(|seq| seq.parse().ok()).collect();
+    seqs.sort_unstable();
+    seqs
 }
 
 fn ends_as_parquet(file: &File) -> bool {
@@ -266,7 +338,7 @@ fn ends_as_parquet(file: &File) -> bool {
         && (head, tail) == (*b"PAR1", *b"PAR1")
 }
 
-pub(super) fn footer(file: &File, path: &Path) -> Result<ArrowReaderMetadata> {
+pub(crate) fn footer(file: &File, path: &Path) -> Result<ArrowReaderMetadata> {
     guard(path, || {
         ArrowReaderMetadata::load(file, ArrowReaderOptions::new())
             .map_err(|e| LogError::parquet("read footer of", path, e))
@@ -315,13 +387,27 @@ fn seqs(metadata: &ParquetMetaData) -> Option<(i64, i64)> {
     })?
 }
 
-/// The sealed files of a directory with their sizes and ages, unreadable ones left out.
-pub(crate) fn scan_sealed(dir: &Path) -> Vec<Sealed> {
+/// The sealed files of a directory, and what lies among them that is none.
+fn sealed_files(dir: &Path) -> Found {
     let mut found = Found::default();
     for (index, table) in TABLES.iter().enumerate() {
         found.add_table(index, &dir.join(table.name));
     }
-    found.parts.values().filter_map(|part| with_size(dir, part)).collect()
+    found
+}
+
+/// The sealed files of a directory with their sizes and ages, unreadable ones left out.
+pub(crate) fn scan_sealed(dir: &Path) -> Vec<Sealed> {
+    sealed_files(dir).parts.values().filter_map(|part| with_size(dir, part)).collect()
+}
+
+/// Names and paths of the sealed files of a directory, in the order of [`FileName`], and what lies
+/// among them that cannot be read or is none.
+pub(crate) fn list_sealed(dir: &Path) -> (Vec<(FileName, PathBuf)>, Vec<Problem>) {
+    let found = sealed_files(dir);
+    let mut files: Vec<_> = found.parts.into_values().map(|part| (part.name, part.path)).collect();
+    files.sort_unstable();
+    (files, found.problems)
 }
 
 fn with_size(dir: &Path, part: &Part) -> Option<Sealed> {
@@ -331,6 +417,6 @@ fn with_size(dir: &Path, part: &Part) -> Option<Sealed> {
         relative: part.path.strip_prefix(dir).ok()?.to_owned(),
         bytes: meta.len(),
         since_ns: meta.mtime().saturating_mul(1_000_000_000).saturating_add(meta.mtime_nsec()),
-        first_seq: part.checkpoint.or(part.seqs.map(|(first, _)| first)),
+        first_seq: part.checkpoints.last().copied().or(part.seqs.map(|(first, _)| first)),
     })
 }

@@ -62,7 +62,9 @@ impl Writer {
         let Some(failure) = self.failure.take() else { return };
         self.dir = dir;
         self.recovered = true;
-        tracing::info!("log written again");
+        let dropped: u64 = self.tables.iter().map(|state| state.dropped).sum();
+        let rows = dropped.saturating_sub(self.told_dropped);
+        tracing::warn!(rows_dropped = rows, "the log is written again");
         self.tell_of_gap(failure.since_ns, &failure.message);
     }
 

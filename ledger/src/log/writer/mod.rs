@@ -338,14 +338,12 @@ impl Writer {
             return;
         }
         let open_bytes = self.open_bytes();
-        if let Some(deleted) = self.retention.enforce(&self.dir, open_bytes) {
-            self.push(&AnnotationRow {
-                ts_ns: self.now_ns,
-                proc_id: None,
-                kind: "deleted".into(),
-                text: deleted.text,
-                value: Some(deleted.bytes as i64),
-            });
+        let enforced = self.retention.enforce(&self.dir, open_bytes);
+        let deleted = enforced.deleted.map(|it| ("deleted", it.text, Some(it.bytes as i64)));
+        let too_small = enforced.too_small.map(|text| ("warning", text, None));
+        for (kind, text, value) in deleted.into_iter().chain(too_small) {
+            let (ts_ns, kind) = (self.now_ns, kind.to_owned());
+            self.push(&AnnotationRow { ts_ns, proc_id: None, kind, text, value });
         }
     }
 }

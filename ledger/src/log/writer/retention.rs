@@ -1,6 +1,6 @@
 //! `--max-disk`: which files may go, and in which order.
 
-use std::collections::BTreeMap;
+use std::{cmp::Reverse, collections::BTreeMap};
 
 use super::table::Sealed;
 use crate::{
@@ -28,6 +28,14 @@ const EXPENDABLE: [usize; 7] = [
 pub(super) struct Deleted {
     pub(super) bytes: u64,
     pub(super) text: String,
+}
+
+/// What keeping the limit came to.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Enforced {
+    pub(super) deleted: Option<Deleted>,
+    /// The limit cannot be kept: what to tell.
+    pub(super) too_small: Option<String>,
 }
 
 /// The sealed files of this run, and of earlier runs of this host that have ended.
@@ -66,40 +74,51 @@ impl Retention {
     }
 
     /// Deletes the oldest files while there are more bytes than allowed.
-    pub(super) fn enforce(&mut self, dir: &LogDir, open_bytes: u64) -> Option<Deleted> {
-        let limit = self.limit?;
+    pub(super) fn enforce(&mut self, dir: &LogDir, open_bytes: u64) -> Enforced {
+        let mut enforced = Enforced::default();
+        let Some(limit) = self.limit.filter(|limit| self.bytes + open_bytes > *limit) else {
+            return enforced;
+        };
+        // Oldest last, to be taken from the end.
+        self.files.sort_by_key(|file| Reverse((file.since_ns, file.name.seq)));
         let mut gone: BTreeMap<&'static str, (u64, u64)> = BTreeMap::new();
         while self.bytes + open_bytes > limit {
-            let Some(index) = self.oldest() else {
-                self.say_full(limit);
+            let Some(index) = self.files.iter().rposition(|file| self.may_go(file)) else {
+                enforced.too_small = self.too_small(limit, open_bytes);
                 break;
             };
-            let sealed = self.files.swap_remove(index);
+            let sealed = self.files.remove(index);
             self.bytes = self.bytes.saturating_sub(sealed.bytes);
-            if let Err(e) = dir.remove_sealed(&sealed.relative) {
-                tracing::warn!(error = %e, "old file not deleted");
-                continue;
-            }
+            let bytes = match dir.remove_sealed(&sealed.relative) {
+                Ok(Some(bytes)) => bytes,
+                // Somebody else deleted it, or merged it into another.
+                Ok(None) => continue,
+                Err(e) => {
+                    tracing::warn!(error = %e, "old file not deleted");
+                    continue;
+                }
+            };
             let table = TABLES.get(sealed.name.table).map_or("", |table| table.name);
-            let (files, bytes) = gone.entry(table).or_default();
+            let (files, all_bytes) = gone.entry(table).or_default();
             *files += 1;
-            *bytes += sealed.bytes;
+            *all_bytes += bytes;
         }
-        (!gone.is_empty()).then(|| describe(&gone, limit))
+        enforced.deleted = (!gone.is_empty()).then(|| describe(&gone, limit));
+        enforced
     }
 
-    fn say_full(&mut self, limit: u64) {
-        if !std::mem::replace(&mut self.said_full, true) {
-            let bytes = self.bytes;
-            tracing::warn!(bytes, limit, "log over --max-disk, and nothing is left to delete");
+    /// What to say, once, when the limit cannot be kept.
+    fn too_small(&mut self, limit: u64, open_bytes: u64) -> Option<String> {
+        if std::mem::replace(&mut self.said_full, true) {
+            return None;
         }
-    }
-
-    /// The oldest file that may go. Empty files stay: they make their table readable.
-    fn oldest(&self) -> Option<usize> {
-        let mut candidates: Vec<usize> = (0..self.files.len()).collect();
-        candidates.sort_by_key(|&i| self.files.get(i).map(|file| (file.since_ns, file.name.seq)));
-        candidates.into_iter().find(|&i| self.files.get(i).is_some_and(|file| self.may_go(file)))
+        let bytes = self.bytes + open_bytes;
+        let text = format!(
+            "--max-disk {limit} is too small: the log takes {bytes} bytes, and nothing is left in it \
+             that may be deleted; it goes on growing. Raise --max-disk"
+        );
+        tracing::warn!("{text}");
+        Some(text)
     }
 
     fn may_go(&self, file: &Sealed) -> bool {

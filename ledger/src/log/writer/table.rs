@@ -34,7 +34,7 @@ pub(crate) struct Sealed {
     pub(crate) bytes: u64,
     /// When it was begun.
     pub(crate) since_ns: i64,
-    /// First `seq` in it (events), `seq` of the checkpoint (live).
+    /// First `seq` in it (events), `seq` of the last checkpoint in it (live).
     pub(crate) first_seq: Option<i64>,
 }
 

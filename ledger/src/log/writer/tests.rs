@@ -1,8 +1,6 @@
-use std::path::PathBuf;
-
 use super::*;
 use crate::{
-    log::{Gap, Log, manifest::tests::info, recover, testing::*},
+    log::{Compaction, Gap, Log, compact, manifest::tests::info, recover, testing::*},
     rows::{FrameRow, LossRow, StackRow},
 };
 
@@ -138,7 +136,8 @@ fn checkpoints_are_whole_and_an_empty_one_is_one_too() {
     writer.checkpoint(9, [LiveRow::default()]);
     let log = Log::open(&[temp.path().to_owned()]).unwrap();
     let checkpoints = log.checkpoints();
-    let summary: Vec<_> = checkpoints.iter().map(|c| (c.seq, c.rows)).collect();
+    let summary: Vec<_> =
+        checkpoints.iter().map(|c| (c.seq, log.checkpoint_rows(c).count())).collect();
     assert_eq!(summary, [(7, 5), (9, 0)]);
     let ids: Vec<i64> =
         log.checkpoint_rows(&checkpoints[0]).map(|row| row.unwrap().alloc_id).collect();
@@ -232,6 +231,151 @@ fn earlier_runs_of_this_host_count_and_other_hosts_do_not() {
     assert_eq!(log.row_count("events"), 5_000, "those of host-b");
 }
 
+/// Bytes of all files below a directory.
+fn bytes_below(dir: &Path) -> u64 {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let sizes = entries.map(|entry| {
+        let is_dir = entry.file_type().unwrap().is_dir();
+        if is_dir { bytes_below(&entry.path()) } else { entry.metadata().unwrap().len() }
+    });
+    sizes.sum()
+}
+
+/// Sets the age of all files to that of the runs here.
+fn make_old(dir: &Path) {
+    for name in TABLES.iter().flat_map(|table| files(dir, table.name)) {
+        let file = File::options().write(true).open(dir.join(name)).unwrap();
+        let age = std::time::Duration::from_nanos(START as u64 - 1);
+        file.set_modified(std::time::UNIX_EPOCH + age).unwrap();
+    }
+}
+
+/// A stream of events with checkpoints, for as many rounds of 62 seconds; the events made.
+fn stream(writer: &mut Writer, rounds: i64, mut after_each: impl FnMut(&Writer)) -> i64 {
+    let (mut now, mut next) = (START, 1);
+    for _ in 0..rounds {
+        for _ in 0..4 {
+            push_events(writer, next..next + 1_000);
+            next += 1_000;
+            now += 15 * SECOND + SECOND / 2;
+            if writer.tick(now).checkpoint_due {
+                let live = LiveRow { ts_ns: now, seq: next - 1, ..Default::default() };
+                writer.checkpoint(next - 1, [live]);
+            }
+            after_each(writer);
+        }
+    }
+    next - 1
+}
+
+#[test]
+fn a_limit_is_kept_on_disk_under_a_stream_of_events() {
+    for limit in [700_000, 1 << 20] {
+        let temp = tempfile::tempdir().unwrap();
+        let options = Options { max_disk_bytes: Some(limit), ..Options::default() };
+        let mut writer = create(temp.path(), options);
+        let mut most = 0;
+        let made = stream(&mut writer, 40, |writer| {
+            let bytes = bytes_below(temp.path());
+            // The manifest, and what the file that is being written holds in memory.
+            assert!(bytes <= limit + 4_096, "{bytes} of {limit}");
+            assert!(writer.disk_bytes() <= limit, "{}", writer.disk_bytes());
+            most = most.max(bytes);
+        });
+        assert!(most > limit / 2, "{most}: the limit was never near");
+        writer.finish(START + 86_000 * SECOND).unwrap();
+        let log = Log::open(&[temp.path().to_owned()]).unwrap();
+        assert!(log.row_count("events") < made as u64, "nothing was deleted");
+        let rows: Vec<AnnotationRow> = log.rows().map(Result::unwrap).collect();
+        assert!(
+            rows.iter().any(|row| row.kind == "deleted")
+                && rows.iter().all(|row| row.kind != "warning")
+        );
+        let told: i64 = rows.iter().filter_map(|row| row.value).sum();
+        assert!(told > 0);
+    }
+}
+
+#[test]
+fn a_limit_that_cannot_be_kept_is_said_once_and_recording_goes_on() {
+    let temp = tempfile::tempdir().unwrap();
+    let options = Options { max_disk_bytes: Some(20_000), ..Options::default() };
+    let mut writer = create(temp.path(), options);
+    let made = stream(&mut writer, 5, |writer| assert_eq!(writer.failure(), None));
+    writer.finish(START + 1_000 * SECOND).unwrap();
+    let log = Log::open(&[temp.path().to_owned()]).unwrap();
+    let rows: Vec<AnnotationRow> = log.rows().map(Result::unwrap).collect();
+    let warnings: Vec<_> = rows.iter().filter(|row| row.kind == "warning").collect();
+    let [warning] = &warnings[..] else { panic!("{warnings:?}") };
+    let said = &warning.text;
+    assert!(said.contains("--max-disk 20000 is too small") && said.contains("Raise"), "{said}");
+    // What is alive is still known, whatever is deleted.
+    assert_eq!(log.checkpoints().last().map(|checkpoint| checkpoint.seq), Some(made));
+    let report = crate::report::Model::read(&[temp.path().to_owned()]).unwrap().text(false);
+    assert!(report.contains("is too small"), "{report}");
+}
+
+#[test]
+fn only_files_of_this_run_and_of_dead_ones_of_this_host_are_deleted() {
+    let temp = tempfile::tempdir().unwrap();
+    let mut other = Writer::create(temp.path(), &info("host-b"), Options::default()).unwrap();
+    stream(&mut other, 3, |_| {});
+    let pid = |pid| RunInfo { pid, ..info("host-a") };
+    let mut beside = Writer::create(temp.path(), &pid(1), Options::default()).unwrap();
+    stream(&mut beside, 3, |_| {});
+    let mut dead = Writer::create(temp.path(), &pid(2), Options::default()).unwrap();
+    stream(&mut dead, 20, |_| {});
+    let runs = [other.run8(), beside.run8(), dead.run8()];
+    other.finish(START + 400 * SECOND).unwrap();
+    dead.finish(START + 400 * SECOND).unwrap();
+    let count = |run: Run8| {
+        let log = Log::open(&[temp.path().to_owned()]).unwrap();
+        log.events().filter(|event| event.as_ref().unwrap().run == run).count()
+    };
+    let before = runs.map(count);
+    make_old(temp.path());
+    let options = Options { max_disk_bytes: Some(400_000), ..Options::default() };
+    let mut writer = Writer::create(temp.path(), &pid(3), options).unwrap();
+    stream(&mut writer, 10, |_| {});
+    let after = runs.map(count);
+    assert_eq!(
+        (after[0], after[1]),
+        (before[0], before[1]),
+        "another host's, and one that goes on"
+    );
+    assert!(after[2] < before[2], "{after:?}");
+    assert!(count(writer.run8()) > 0);
+    stream(&mut beside, 0, |_| {});
+    beside.finish(START + 500 * SECOND).unwrap();
+    writer.finish(START + 900 * SECOND).unwrap();
+}
+
+#[test]
+fn files_that_were_merged_meanwhile_are_not_counted_as_deleted() {
+    let temp = tempfile::tempdir().unwrap();
+    let mut dead = create(temp.path(), Options::default());
+    stream(&mut dead, 20, |_| {});
+    dead.finish(START + 2_000 * SECOND).unwrap();
+    let of_dead = |table: &str| bytes_below(&temp.path().join(table));
+    make_old(temp.path());
+    let again = RunInfo { pid: 1, ..info("host-a") };
+    let options = Options { max_disk_bytes: Some(1 << 20), ..Options::default() };
+    let mut writer = Writer::create(temp.path(), &again, options).unwrap();
+    let everywhere = Compaction { other_hosts: true, ..Compaction::default() };
+    let merged = compact(temp.path(), everywhere).unwrap().tables["events"];
+    assert!(merged.files_before > 10, "{merged:?}");
+    let before = of_dead("events") + of_dead("live");
+    stream(&mut writer, 40, |_| assert!(bytes_below(temp.path()) <= (1 << 20) + 4_096));
+    let run = writer.run8();
+    writer.finish(START + 9_000 * SECOND).unwrap();
+    let log = Log::open(&[temp.path().to_owned()]).unwrap();
+    let first = log.rows::<AnnotationRow>().map(Result::unwrap).find(|row| row.kind == "deleted");
+    let first = first.unwrap();
+    assert!(first.text.contains("events: 1 files"), "{}", first.text);
+    assert!(first.value.unwrap() as u64 <= before, "{first:?} of {before}");
+    assert!(log.events().all(|event| event.unwrap().run == run), "the merged file is the oldest");
+}
+
 #[test]
 fn a_link_in_place_of_a_table_stops_the_writer_not_the_program() {
     let temp = tempfile::tempdir().unwrap();
@@ -307,29 +451,6 @@ fn a_removed_directory_is_said_counted_and_survived() {
     let losses: Vec<LossRow> = log.rows().map(Result::unwrap).collect();
     assert!(losses.iter().all(|loss| loss.reason == LOG_WRITE_FAILED));
     assert_eq!(losses.iter().map(|loss| loss.count).sum::<i64>(), 80);
-}
-
-/// A file system of a few MiB, mounted for the test.
-struct Tmpfs(PathBuf);
-
-impl Tmpfs {
-    fn mount(path: &Path, bytes: usize) -> Option<Self> {
-        let options = std::ffi::CString::new(format!("size={bytes}")).unwrap();
-        let flags = rustix::mount::MountFlags::empty();
-        match rustix::mount::mount("tmpfs", path, "tmpfs", flags, options.as_c_str()) {
-            Ok(()) => Some(Self(path.to_owned())),
-            Err(e) => {
-                println!("skipped: mounting a tmpfs needs root ({e})");
-                None
-            }
-        }
-    }
-}
-
-impl Drop for Tmpfs {
-    fn drop(&mut self) {
-        rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH).unwrap();
-    }
 }
 
 #[test]

@@ -76,8 +76,10 @@ impl Course {
 
     /// Of two stretches of one course, the one with more in it.
     fn absorb(&mut self, other: Self) {
-        let length =
-            |course: &Self| course.series.width_ns() * course.series.buckets().len() as i64;
+        let length = |course: &Self| {
+            let series = &course.series;
+            series.width_ns().saturating_mul(series.buckets().len() as i64)
+        };
         if length(&other) > length(self) {
             *self = other;
         }

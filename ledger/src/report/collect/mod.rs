@@ -1,6 +1,7 @@
 //! One pass over the tables: keeps, per process and device, what a report needs, and no rows.
 
 mod contexts;
+mod deleted;
 mod facts;
 mod sites;
 
@@ -9,6 +10,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use self::sites::{Told, Total, When};
 pub(super) use self::{
     contexts::{ContextFacts, Contexts},
+    deleted::{Begin, Deleted},
     facts::{
         DeviceFacts, Figure, LossFacts, Place, PlaceFacts, ProcessFacts, RefusalFacts, RefusalKey,
         Span,
@@ -41,6 +43,7 @@ pub(super) struct Collector {
     pub(super) losses: BTreeMap<(String, Option<i64>), LossFacts>,
     pub(super) warnings: Vec<AnnotationRow>,
     pub(super) more_warnings: u64,
+    pub(super) deleted: Deleted,
     pub(super) problems: Vec<String>,
     pub(super) events: u64,
     pub(super) span: Span,
@@ -206,8 +209,11 @@ impl Collector {
         self.span.see(row.ts_ns);
         match (row.kind.as_str(), row.proc_id) {
             ("late_attach", Some(proc_id)) => self.facts(proc_id, row.ts_ns).late = true,
-            ("warning", _) if self.warnings.len() < MAX_WARNINGS => self.warnings.push(row),
-            ("warning", _) => self.more_warnings += 1,
+            ("warning" | "clock", _) if self.warnings.len() < MAX_WARNINGS => {
+                self.warnings.push(row);
+            }
+            ("warning" | "clock", _) => self.more_warnings += 1,
+            ("deleted", _) => self.deleted.see(&row),
             _ => {}
         }
     }

@@ -4,12 +4,16 @@ use std::path::Path;
 
 use super::{golden::busy, scene::Scene};
 use crate::{
-    log::{ClockAnchor, Options, RunInfo, Writer},
+    log::{ClockAnchor, Compaction, Options, RunInfo, Writer, compact},
     report::Model,
     rows::{EventRow, LiveRow},
 };
 
-fn writer(dir: &Path, scene: &Scene) -> Writer {
+pub(super) fn writer(dir: &Path, scene: &Scene) -> Writer {
+    writer_with(dir, scene, Options::default())
+}
+
+fn writer_with(dir: &Path, scene: &Scene, options: Options) -> Writer {
     let manifest = scene.manifest();
     let info = RunInfo {
         host: manifest.host,
@@ -19,7 +23,7 @@ fn writer(dir: &Path, scene: &Scene) -> Writer {
         tool_version: "0.1.0".to_owned(),
         command: manifest.command,
     };
-    let mut writer = Writer::create(dir, &info, Options::default()).unwrap();
+    let mut writer = Writer::create(dir, &info, options).unwrap();
     scene.frames.iter().for_each(|row| writer.push(row));
     scene.stacks.iter().for_each(|row| writer.push(row));
     scene.processes.iter().for_each(|row| writer.push(row));
@@ -48,6 +52,23 @@ fn a_finished_log_says_what_its_rows_say() {
     writer.finish(scene.manifest().end_ns.unwrap()).unwrap();
     let read = Model::read(&[temp.path().to_owned()]).unwrap();
     assert_eq!(without_names(read), without_names(scene.model()));
+}
+
+#[test]
+fn a_compacted_log_says_what_it_said_before() {
+    let (temp, scene) = (tempfile::tempdir().unwrap(), busy());
+    let small = Options { batch_rows: 3, max_file_rows: 3, ..Options::default() };
+    let mut writer = writer_with(temp.path(), &scene, small);
+    scene.sorted_events().iter().for_each(|row| writer.push(row));
+    writer.finish(scene.manifest().end_ns.unwrap()).unwrap();
+    let read = || Model::read(&[temp.path().to_owned()]).unwrap();
+    let before = read();
+    let everywhere = Compaction { other_hosts: true, ..Compaction::default() };
+    let compacted = compact(temp.path(), everywhere).unwrap();
+    assert!(compacted.tables["events"].files_before > 10, "{compacted:?}");
+    let after = read();
+    assert_eq!(after.text(false), before.text(false));
+    assert_eq!(after, before);
 }
 
 #[test]
@@ -83,6 +104,9 @@ fn a_checkpoint_stands_in_for_deleted_events() {
     }
     assert_eq!(model.losses[0].reason, "rows_before_checkpoint");
     assert!(!model.losses[0].affects_account);
+    let [begin] = &model.warnings[..] else { panic!("{:?}", model.warnings) };
+    assert_eq!(begin.ts_ns, gone.last().unwrap().ts_ns);
+    assert!(begin.text.contains("begins here, with the 50 allocations"), "{}", begin.text);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Reports of made-up hosts.
 
 mod contexts;
+mod damage;
 mod findings;
 mod from_log;
 mod golden;

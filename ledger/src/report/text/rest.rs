@@ -34,12 +34,17 @@ pub(super) fn without_memory(page: &mut Page, model: &Model) {
     }
 }
 
+/// `CUDA_ERROR_DEINITIALIZED`: what libraries clean up after the driver has shut down, at the end of
+/// nearly every program. No failure of anybody's; JSON lists them.
+const DEINITIALIZED: i32 = 4;
+
 /// Failed calls by process, function and result.
 pub(super) fn failed_calls(page: &mut Page, model: &Model, clock: Clock) {
     let mut rows: Vec<_> = model
         .processes
         .iter()
         .flat_map(|process| process.failures.iter().map(move |failure| (process, failure)))
+        .filter(|(_, failure)| failure.result != DEINITIALIZED)
         .collect();
     if rows.is_empty() {
         return;
