@@ -2,7 +2,7 @@
 //! crash.
 //!
 //! In `staging/`, of the day D of table T, lie at most:
-//! - `compact-T-D.new`: the directory that is being laid out; once it is exchanged, the one that was
+//! - `compact-T-D.new`: the directory that is laid out; once it is exchanged, the one that was
 //!   there before;
 //! - `compact-T-D.old`: that one, on file systems that cannot exchange two names at once;
 //! - `compact-T-D.json`: what is merged into what, written before the exchange and removed when all
