@@ -58,8 +58,8 @@ pub enum Command {
     Doctor(Doctor),
     /// Seal what a killed recorder left in its journal. Reports do not need it.
     Recover(Recover),
-    /// Merge the many small files of recordings that have ended into few large ones; rows and reports
-    /// stay the same.
+    /// Merge the many small files of recordings that have ended into few large ones; rows and
+    /// reports stay the same.
     Compact(Compact),
     /// Print the log's tables and columns, or check a log against them.
     Schema(Schema),

@@ -1,10 +1,10 @@
 //! Clocks: the kernel half stamps with `CLOCK_BOOTTIME`, the log tells epoch time.
 //!
-//! The wall clock is read once a process, to learn how far apart the two are; from then on every time
-//! of the log is boot time plus that distance. So a wall clock that somebody steps (an NTP client, an
-//! administrator, a virtual machine that was resumed) reorders nothing: times of one recording only
-//! rise, those that the kernel took and those of the agent alike. [`Watch`] notices the step, which
-//! is told in the log.
+//! The wall clock is read once a process, to learn how far apart the two are; from then on every
+//! time of the log is boot time plus that distance. So a wall clock that somebody steps (an NTP
+//! client, an administrator, a virtual machine that was resumed) reorders nothing: times of one
+//! recording only rise, those that the kernel took and those of the agent alike. [`Watch`] notices
+//! the step, which is told in the log.
 
 use std::sync::OnceLock;
 
@@ -70,8 +70,8 @@ impl Anchor {
 /// A step of the wall clock below this is not told; measuring the offset is off by less.
 const STEP_NS: i64 = 10_000_000;
 
-/// Looks whether somebody steps the wall clock. A clock that is slewed drags boot time along, so that
-/// their distance changes by steps only.
+/// Looks whether somebody steps the wall clock. A clock that is slewed drags boot time along, so
+/// that their distance changes by steps only.
 #[derive(Debug)]
 pub struct Watch {
     offset_ns: i64,

@@ -1,5 +1,5 @@
-//! The log under stress: old files deleted, files merged while the merging is killed, disks that fill
-//! and empty, files that nobody may read.
+//! The log under stress: old files deleted, files merged while the merging is killed, disks that
+//! fill and empty, files that nobody may read.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests and their helpers may panic")]
 
 use std::{

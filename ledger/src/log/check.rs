@@ -25,7 +25,8 @@ pub(super) enum Difference {
 }
 
 impl Difference {
-    /// Whether a version of vramscope may differ so by itself: columns that may be NULL are appended.
+    /// Whether a version of vramscope may differ so by itself: columns that may be NULL are
+    /// appended.
     pub(super) fn is_of_versions(&self) -> bool {
         matches!(self, Self::Older(_) | Self::Unknown(_))
     }

@@ -2,9 +2,9 @@
 //!
 //! [`Writer`] takes rows of [`crate::rows`] and keeps a directory of sealed Parquet files that any
 //! reader may open at any moment; [`Log`] reads one or several such directories back, running,
-//! crashed or finished; [`recover`] seals what a killed agent left in its journal; [`compact`] merges
-//! the files of runs that have ended. [`TABLES`] says
-//! what the tables mean, [`markdown`] says it in `docs/event-log.md`.
+//! crashed or finished; [`recover`] seals what a killed agent left in its journal; [`compact`]
+//! merges the files of runs that have ended. [`TABLES`] says what the tables mean, [`markdown`]
+//! says it in `docs/event-log.md`.
 
 mod build;
 mod cell;

@@ -1,9 +1,9 @@
-//! Checks in Python that the log reads the same in `DuckDB`, pandas and Polars, and with `--full` in
-//! Spark.
+//! Checks in Python that the log reads the same in `DuckDB`, pandas and Polars, and with `--full`
+//! in Spark.
 //!
-//! Each `tests/readers/check_*.py LOG [SAME]` is one check; `SAME` is a log that has the same rows. It exits with 0 when it passed, with 77 when
-//! it can't run here (its last line says why), else it failed. The logs are those that the
-//! ledger's example `sample_log` writes.
+//! Each `tests/readers/check_*.py LOG [SAME]` is one check; `SAME` is a log that has the same rows.
+//! It exits with 0 when it passed, with 77 when it can't run here (its last line says why), else it
+//! failed. The logs are those that the ledger's example `sample_log` writes.
 
 use super::{Part, machine, machine::Obstacle, set_full};
 use crate::{sh, tally::Tally};

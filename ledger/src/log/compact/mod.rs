@@ -1,10 +1,10 @@
 //! Merging the many small files of runs that have ended into few large ones.
 //!
-//! Readers know no list of files: they read what lies in a table's directory. So the merged files of
-//! a day are laid out in `staging/` beside links to the day's other files, and then the two
-//! directories are exchanged at once. Readers that list the table see the old files or the new ones,
-//! never both and never neither; a crash at any moment leaves one of the two, and what it leaves in
-//! `staging/` is put right by the next compaction or recovery.
+//! Readers know no list of files: they read what lies in a table's directory. So the merged files
+//! of a day are laid out in `staging/` beside links to the day's other files, and then the two
+//! directories are exchanged at once. Readers that list the table see the old files or the new
+//! ones, never both and never neither; a crash at any moment leaves one of the two, and what it
+//! leaves in `staging/` is put right by the next compaction or recovery.
 
 mod merge;
 mod plan;
@@ -93,9 +93,9 @@ impl Compacted {
     }
 }
 
-/// Merges the sealed files of runs that have ended: by table, day and run, rows in the order in which
-/// they were written, events in that of `seq`. Files keep owner and mode. Memory is bounded by a
-/// row group and the window in which events are put in order.
+/// Merges the sealed files of runs that have ended: by table, day and run, rows in the order in
+/// which they were written, events in that of `seq`. Files keep owner and mode. Memory is bounded
+/// by a row group and the window in which events are put in order.
 ///
 /// # Errors
 ///

@@ -2,7 +2,7 @@
 //! crash.
 //!
 //! In `staging/`, of the day D of table T, lie at most:
-//! - `compact-T-D.new`: the directory that is being laid out; once it is exchanged, the one that was
+//! - `compact-T-D.new`: the directory that is laid out; once it is exchanged, the one that was
 //!   there before;
 //! - `compact-T-D.old`: that one, on file systems that cannot exchange two names at once;
 //! - `compact-T-D.json`: what is merged into what, written before the exchange and removed when all
@@ -143,7 +143,8 @@ impl<'a> Place<'a> {
     }
 
     /// Puts the directory with the merged files in the place of the one with their inputs, which
-    /// then go. Files that are not merged are in both before, so that none is missing at any moment.
+    /// then go. Files that are not merged are in both before, so that none is missing at any
+    /// moment.
     pub(super) fn exchange(
         &self,
         day: &Day,
@@ -217,8 +218,8 @@ impl<'a> Place<'a> {
         Ok(old)
     }
 
-    /// Empties the directory that was there before: inputs go, what a recorder moved there meanwhile
-    /// is moved to its place.
+    /// Empties the directory that was there before: inputs go, what a recorder moved there
+    /// meanwhile is moved to its place.
     fn sweep(&self, record: &Record, old: &str, how: &mut How<'_>) -> Result<()> {
         let staging = &self.dir.staging;
         let path = self.dir.path_in(Area::Staging, old);
@@ -383,8 +384,8 @@ pub(in crate::log) fn repair(dir: &LogDir) -> Result<Vec<PathBuf>> {
     Ok(repaired)
 }
 
-/// The table (its position in [`TABLES`]) and the day that the name of something in `staging/` tells,
-/// its ending aside.
+/// The table (its position in [`TABLES`]) and the day that the name of something in `staging/`
+/// tells, its ending aside.
 pub(in crate::log) fn day_of(stem: &str) -> Option<(usize, String)> {
     let (table, day) = stem.strip_prefix("compact-")?.split_once("-date=")?;
     let day = format!("date={day}");

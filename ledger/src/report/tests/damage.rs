@@ -1,5 +1,5 @@
-//! Every kind of damage to a file of every table: the file is named, the rest is read, and nothing is
-//! claimed to be well that cannot be known.
+//! Every kind of damage to a file of every table: the file is named, the rest is read, and nothing
+//! is claimed to be well that cannot be known.
 
 use std::{
     fs,
