@@ -10,5 +10,6 @@ pub mod life;
 pub mod loss;
 pub mod offsets;
 pub mod python;
+pub mod scope;
 pub mod stack;
 pub mod tensor;

@@ -7,6 +7,7 @@ use agent_common::{
     },
     cookie::{Cookie, Kind, SLOTS, When},
     loss::Loss,
+    scope::{ANYBODY, NOBODY},
 };
 use aya_ebpf::{
     EbpfContext as _,
@@ -51,14 +52,18 @@ struct Pending {
 #[map]
 static PENDING: HashMap<PendingKey, Pending> = HashMap::with_max_entries(32768, 0);
 
-/// Attachments whose probes are all in place, by their cookies' slot. Until then a return may be
-/// probed whose entry is not: such calls are from before the attachment, and no loss.
+/// Whose calls an attachment reports, by its cookies' slot: `agent_common::scope`. Nobody's until all
+/// probes are in place, since a return may be probed whose entry is not: such calls are from before
+/// the attachment, and no loss.
 #[map]
 static ARMED: Array<u32> = Array::with_max_entries(SLOTS, 0);
 
+/// Whether the probe is there for this process. Kernels before the multi links keep entries of
+/// others away, but at the return they run every program of the function, whosever it is.
 #[inline(always)]
-fn armed(cookie: Cookie) -> bool {
-    ARMED.get(u32::from(cookie.slot)).is_some_and(|armed| *armed != 0)
+fn armed(cookie: Cookie, tgid: u32) -> bool {
+    let whose = ARMED.get(u32::from(cookie.slot)).copied().unwrap_or(NOBODY);
+    whose == tgid || whose == ANYBODY
 }
 
 /// Drops the thread's entry of `row`; true if there was one.
@@ -90,10 +95,11 @@ fn arguments(ctx: &ProbeContext) -> [u64; WORDS] {
 #[inline(always)]
 pub(crate) fn begin(ctx: &ProbeContext, ids: u64) -> Wanted {
     let cookie = cookie(ctx.as_ptr());
-    if !armed(cookie) {
+    let tgid = (ids >> 32) as u32;
+    if !armed(cookie, tgid) {
         return Wanted::Nothing;
     }
-    note_process((ids >> 32) as u32);
+    note_process(tgid);
     if cookie.stack { Wanted::Stack } else { Wanted::Call }
 }
 
@@ -137,9 +143,12 @@ pub(crate) fn call_exit(ctx: RetProbeContext) -> u32 {
         return 0;
     }
     let tgid = (ids >> 32) as u32;
+    if !armed(cookie, tgid) {
+        return 0;
+    }
     let key = PendingKey { ids, row: u64::from(cookie.row) };
     let Some(pending) = PENDING.get_ptr(key) else {
-        if armed(cookie) && !cookie.harmless {
+        if !cookie.harmless {
             lose(tgid, Loss::ExitWithoutEnter);
         }
         return 0;

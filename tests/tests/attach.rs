@@ -11,7 +11,7 @@ use agent_tests::{
     agent::Agent,
     logs::{Logged, blocks, true_blocks},
     machine,
-    sim::truth,
+    sim::{Running, truth},
 };
 use ledger::rows::BreakdownRow;
 
@@ -132,4 +132,27 @@ fn a_library_that_nobody_had_mapped_is_probed_in_time_on_the_whole_host() {
     // cuInit, which was under way when the probes came: that it was the first call can't be told.
     losses.retain(|reason, _| !["exit_without_enter", "start_not_seen"].contains(&reason.as_str()));
     assert_eq!(losses, [].into());
+}
+
+#[test]
+fn processes_that_share_a_library_have_each_their_own_calls() {
+    let Some(device) = machine::gpus().unwrap() else { return };
+    let mut holds = [1, 2, 3].map(|_| device.start("hold", &["4096", "0"]).unwrap());
+    for hold in &mut holds {
+        hold.until_ready().unwrap();
+    }
+    let recording = Agent::new(&device).attach(&holds.each_ref().map(Running::pid)).unwrap();
+    let live = holds.each_mut().map(|hold| {
+        hold.step("alloc 6291456").unwrap();
+        hold.step("free").unwrap();
+        truth::live(&hold.step("alloc 4194304").unwrap())
+    });
+    let recorded = recording.stop().unwrap();
+    let logged = recorded.open().unwrap();
+    assert_eq!(logged.losses().unwrap(), [].into());
+    assert_eq!(logged.events().unwrap().len(), 3 * 3);
+    for (hold, live) in holds.iter().zip(live) {
+        let process = logged.process(hold.pid()).unwrap();
+        assert_eq!(blocks(&logged.at_end().unwrap(), process.proc_id), true_blocks(&live));
+    }
 }

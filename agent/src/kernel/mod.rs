@@ -12,6 +12,7 @@ use agent_common::{
     cookie::Cookie,
     loss::{LOSSES, Loss},
     python::PythonConfig,
+    scope::{ANYBODY, NOBODY},
     stack::{ExecutablePages, WANTED},
     tensor::{Block, BlockKey, SiteKey, SiteTotals, TensorKey, TensorTotals},
 };
@@ -287,18 +288,22 @@ impl Kernel {
     ) -> Result<Links, KernelError> {
         let slot = self.next_slot;
         self.next_slot = slot.wrapping_add(1);
-        self.arm(slot, false)?;
+        self.arm(slot, NOBODY)?;
         let links = if self.multi.is_some() {
             self.attach_multi(file, sites, scope, slot)
         } else {
             self.attach_single(file, sites, scope, slot)
         }?;
-        self.arm(slot, true)?;
+        let whose = match scope {
+            Scope::Host => ANYBODY,
+            Scope::Process(pid) => pid.get(),
+        };
+        self.arm(slot, whose)?;
         Ok(links)
     }
 
-    fn arm(&mut self, slot: u16, armed: bool) -> Result<(), KernelError> {
-        self.armed.set(u32::from(slot), u32::from(armed), 0).map_err(map_error("ARMED"))
+    fn arm(&mut self, slot: u16, whose: u32) -> Result<(), KernelError> {
+        self.armed.set(u32::from(slot), whose, 0).map_err(map_error("ARMED"))
     }
 
     /// A link for all entries, one for all returns.

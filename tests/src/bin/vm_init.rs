@@ -33,11 +33,12 @@ const MOUNTS: [(&str, &str); 7] = [
 ];
 
 /// Where the agent and the simulated GPU are.
-const ENVIRONMENT: [(&str, &str); 5] = [
+const ENVIRONMENT: [(&str, &str); 6] = [
     ("PATH", "/bin"),
     ("HOME", "/tmp"),
     ("VRAMSCOPE_BIN", "/bin/vramscope"),
     ("VRAMSCOPE_TEST_SIM", "/sim"),
+    ("VRAMSCOPE_TEST_SLOWNESS", "10"),
     ("VRAMSCOPE_NVML_LIB", "/sim/lib/libnvidia-ml.so.1"),
 ];
 

@@ -114,10 +114,12 @@ impl SimDevice {
     }
 
     /// How long the first `cuInit` of a process takes; the real one takes 100 ms and more, in
-    /// which an agent attaches.
+    /// which an agent attaches. `VRAMSCOPE_TEST_SLOWNESS` says how many times slower this machine is
+    /// than a real one, where its processor is emulated.
     #[must_use]
     pub fn init_ms(self, ms: u64) -> Self {
-        self.set("SIM_INIT_MS", &ms.to_string())
+        let slowness = env::var("VRAMSCOPE_TEST_SLOWNESS").ok().and_then(|n| n.parse().ok());
+        self.set("SIM_INIT_MS", &(ms * slowness.unwrap_or(1)).to_string())
     }
 
     /// How long it takes to make a context.
