@@ -234,12 +234,13 @@ struct heap *heap_free(CUdeviceptr addr)
 
 uint64_t heap_find(CUdeviceptr addr, CUdeviceptr *base)
 {
+    size_t granule = arena_granule(addr);
+    struct region *region = granule == SIZE_MAX ? NULL : region_of[granule];
     uint64_t index;
-    struct region *region = live_block(addr, &index);
     if (!region)
         return 0;
-    *base = region->base + index * region->block_bytes;
-    return region->block_bytes;
+    *base = region->base + (addr - region->base) / region->block_bytes * region->block_bytes;
+    return live_block(*base, &index) ? region->block_bytes : 0;
 }
 
 struct heap *heap_of(CUdeviceptr addr)
