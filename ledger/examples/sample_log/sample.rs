@@ -202,7 +202,6 @@ fn checkpoint(writer: &mut Writer, ranks: &[Rank], job: &Job) {
         api: alloc.api.clone().into(),
         stack_id: alloc.stack_id,
         alloc_ts_ns: alloc.ts_ns,
-        ..Default::default()
     });
     writer.checkpoint(job.seq, live);
 }
