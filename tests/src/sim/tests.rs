@@ -308,8 +308,11 @@ fn imported_memory_outlives_the_process_that_made_it() {
     assert_eq!(device.smi().unwrap().gpus[1].used_bytes, 0);
 }
 
-/// `share` to its end: NVML's figures at each READY, of GPU 0 and of the two processes.
-fn shared(first: &str) -> (Vec<(u64, Option<u64>, Option<u64>)>, Vec<Vec<truth::Live>>) {
+/// NVML's figures: of GPU 0, of the process that exports, of the one that imports.
+type Figures = (u64, Option<u64>, Option<u64>);
+
+/// `share` to its end: figures and live blocks at each READY.
+fn shared(first: &str) -> (Vec<Figures>, Vec<Vec<truth::Live>>) {
     let device = device();
     let (mut share, lines) = ready(&device, "share", &[first]);
     let pid = |word| truth::line(&lines, word).unwrap()[9..].parse().unwrap();
