@@ -49,6 +49,7 @@ static const struct {
     ROW("cuDevicePrimaryCtxReset", 7000, cuDevicePrimaryCtxReset),
     ROW("cuDevicePrimaryCtxReset", 11000, cuDevicePrimaryCtxReset_v2),
     ROW("cuMemGetInfo", 3020, cuMemGetInfo_v2),
+    ROW("cuMemGetAddressRange", 3020, cuMemGetAddressRange_v2),
     ROW("cuMemAlloc", 2000, cuMemAlloc),
     ROW("cuMemAlloc", 3020, cuMemAlloc_v2),
     ROW("cuMemAllocPitch", 2000, cuMemAllocPitch),

@@ -167,3 +167,40 @@ fn failed_calls_are_events_and_never_bytes() {
     let state = logged.before_exit().unwrap();
     assert_eq!(blocks(&state, process.proc_id), true_blocks(&recorded.live()));
 }
+
+#[test]
+fn driver_calls_carry_the_function_of_a_shared_runtime_where_labels_are_asked_for() {
+    let labels = |name: &str, options: &[&str]| {
+        let device = machine::gpus().unwrap()?;
+        let recorded = Agent::new(&device).options(options).run(name, &[]).unwrap();
+        assert_eq!(recorded.open().unwrap().losses().unwrap(), [].into(), "{name}");
+        let memory = called(&recorded).into_iter().filter(|event| {
+            matches!(event.op.as_ref(), "alloc" | "free" | "fail") && event.level != "virtual"
+        });
+        let pairs = memory.map(|event| (event.api.to_string(), event.runtime_api.clone()));
+        Some(pairs.collect::<BTreeSet<_>>())
+    };
+    let Some(shared) = labels("runtime_shared", &["--runtime-api"]) else { return };
+    let expected = [
+        ("cuMemAlloc_v2", "cudaMalloc"),
+        ("cuMemFree_v2", "cudaFree"),
+        ("cuMemAllocPitch_v2", "cudaMallocPitch"),
+        ("cuMemAllocManaged", "cudaMallocManaged"),
+        ("cuMemHostAlloc", "cudaMallocHost"),
+        ("cuMemHostAlloc", "cudaHostAlloc"),
+        ("cuMemFreeHost", "cudaFreeHost"),
+        ("cuMemHostRegister_v2", "cudaHostRegister"),
+        ("cuMemHostUnregister", "cudaHostUnregister"),
+        ("cuMemAllocAsync", "cudaMallocAsync"),
+        ("cuMemFreeAsync", "cudaFreeAsync"),
+    ];
+    let expected = expected.map(|(api, label)| (api.to_owned(), Some(label.to_owned())));
+    assert_eq!(shared, expected.into());
+
+    // A runtime that is linked in has no functions that can be found; and nobody asked.
+    for (name, options) in [("runtime_static", &["--runtime-api"][..]), ("runtime_shared", &[])] {
+        let Some(unlabelled) = labels(name, options) else { return };
+        assert!(unlabelled.len() >= 10, "{name}: {unlabelled:?}");
+        assert!(unlabelled.iter().all(|(_, label)| label.is_none()), "{name}: {unlabelled:?}");
+    }
+}
