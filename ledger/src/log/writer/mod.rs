@@ -39,6 +39,8 @@ macro_rules! context {
 
 /// Free space below which starting a log is worth a warning.
 const LOW_SPACE_BYTES: u64 = 256 << 20;
+/// What is still written when all but the last table are sealed: that one, and the manifest.
+const CLOSING_BYTES: u64 = 16 << 10;
 
 /// What the owner of a [`Writer`] should do after a tick.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -206,7 +208,7 @@ impl Writer {
         }
         self.sync();
         self.reseal_leftovers(1);
-        self.enforce_limit();
+        self.enforce_limit(0);
         Tick {
             checkpoint_due: std::mem::take(&mut self.checkpoint_due),
             recovered: std::mem::take(&mut self.recovered),
@@ -270,11 +272,14 @@ impl Writer {
         if self.failure.is_some() {
             self.retry(true);
         }
-        for index in 0..self.tables.len() {
-            self.run_table(index, true);
-            self.seal_table(index);
+        // What the limit costs is told in the table that is sealed last.
+        let told = AnnotationRow::INDEX;
+        for index in (0..self.tables.len()).filter(|index| *index != told) {
+            self.close_table(index);
         }
         self.reseal_leftovers(usize::MAX);
+        self.enforce_limit(CLOSING_BYTES);
+        self.close_table(told);
         if let Some(failure) = self.failure.take() {
             return Err(LogError::directory(&self.dir.path, failure.message));
         }
@@ -282,6 +287,11 @@ impl Writer {
         self.manifest.sealed = self.leftovers.is_empty() && !self.left_journals;
         self.manifest.write(&self.dir)?;
         self.dir.remove(Area::Journal, &name::lock(self.run))
+    }
+
+    fn close_table(&mut self, index: usize) {
+        self.run_table(index, true);
+        self.seal_table(index);
     }
 
     /// Flushes a table where asked, and seals its file where due.
@@ -332,12 +342,12 @@ impl Writer {
         }
     }
 
-    /// Deletes the oldest samples over the limit and says so in the log.
-    fn enforce_limit(&mut self) {
+    /// Deletes the oldest samples over the limit, with room for `more_bytes`, and says so in the log.
+    fn enforce_limit(&mut self, more_bytes: u64) {
         if self.failure.is_some() {
             return;
         }
-        let open_bytes = self.open_bytes();
+        let open_bytes = self.open_bytes() + more_bytes;
         let enforced = self.retention.enforce(&self.dir, open_bytes);
         let deleted = enforced.deleted.map(|it| ("deleted", it.text, Some(it.bytes as i64)));
         let too_small = enforced.too_small.map(|text| ("warning", text, None));

@@ -1,7 +1,7 @@
 use super::*;
 use crate::{
     log::{Compaction, Gap, Log, compact, manifest::tests::info, recover, testing::*},
-    rows::{FrameRow, LossRow, StackRow},
+    rows::{DeviceSampleRow, FrameRow, LossRow, OomRow, ProcessRow, StackRow},
 };
 
 const SECOND: i64 = 1_000_000_000;
@@ -205,6 +205,37 @@ fn over_the_limit_the_oldest_samples_go_and_who_is_who_stays() {
     let said = log.rows::<AnnotationRow>().map(Result::unwrap).find(|row| row.kind == "deleted");
     assert!(said.unwrap().text.contains("events: "));
     assert!(!files(temp.path(), "events").is_empty());
+}
+
+/// Bytes before and after the end of a log of many sealed events, and of a few rows that wait.
+fn bytes_at_the_end(limit: u64) -> (u64, u64) {
+    let temp = tempfile::tempdir().unwrap();
+    let options = Options { max_disk_bytes: Some(limit), ..Options::default() };
+    let mut writer = create(temp.path(), options);
+    let mut now = START;
+    for round in 0..20 {
+        push_events(&mut writer, round * 2_000 + 1..round * 2_000 + 2_001);
+        now += 61 * SECOND;
+        writer.tick(now);
+        writer.checkpoint(round * 2_000 + 2_000, [LiveRow::default()]);
+    }
+    writer.push(&FrameRow::default());
+    writer.push(&OomRow::default());
+    writer.push(&ProcessRow::default());
+    writer.push(&DeviceSampleRow::default());
+    writer.tick(now + SECOND);
+    let before = writer.disk_bytes();
+    writer.finish(now + SECOND).unwrap();
+    (before, bytes_below(temp.path()))
+}
+
+#[test]
+fn at_the_end_too_the_limit_is_kept() {
+    let (before, after) = bytes_at_the_end(1 << 40);
+    assert!(after > before + 4_000, "small files are larger than their journals: {after}");
+    let limit = before + 1_000;
+    let (_, after) = bytes_at_the_end(limit);
+    assert!(after <= limit, "{after} bytes, {limit} are allowed");
 }
 
 #[test]
