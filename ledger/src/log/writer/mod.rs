@@ -39,8 +39,8 @@ macro_rules! context {
 
 /// Free space below which starting a log is worth a warning.
 const LOW_SPACE_BYTES: u64 = 256 << 20;
-/// What is still written when all but the last table are sealed: that one, and the manifest.
-const CLOSING_BYTES: u64 = 16 << 10;
+/// A sealed file of a few rows, which is larger than their journal; the manifest is smaller.
+const SMALL_FILE_BYTES: u64 = 6 << 10;
 
 /// What the owner of a [`Writer`] should do after a tick.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -272,14 +272,13 @@ impl Writer {
         if self.failure.is_some() {
             self.retry(true);
         }
-        // What the limit costs is told in the table that is sealed last.
-        let told = AnnotationRow::INDEX;
-        for index in (0..self.tables.len()).filter(|index| *index != told) {
-            self.close_table(index);
+        // Before the last files are made: no checkpoint would stand in for what is in them.
+        self.enforce_limit(self.closing_bytes());
+        for index in 0..self.tables.len() {
+            self.run_table(index, true);
+            self.seal_table(index);
         }
         self.reseal_leftovers(usize::MAX);
-        self.enforce_limit(CLOSING_BYTES);
-        self.close_table(told);
         if let Some(failure) = self.failure.take() {
             return Err(LogError::directory(&self.dir.path, failure.message));
         }
@@ -289,9 +288,10 @@ impl Writer {
         self.dir.remove(Area::Journal, &name::lock(self.run))
     }
 
-    fn close_table(&mut self, index: usize) {
-        self.run_table(index, true);
-        self.seal_table(index);
+    /// By how much the log may still grow when it is closed.
+    fn closing_bytes(&self) -> u64 {
+        let waiting = self.tables.iter().filter(|table| table.open_bytes() > 0).count();
+        (waiting as u64 + 2) * SMALL_FILE_BYTES
     }
 
     /// Flushes a table where asked, and seals its file where due.

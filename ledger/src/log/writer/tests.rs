@@ -219,6 +219,7 @@ fn bytes_at_the_end(limit: u64) -> (u64, u64) {
         writer.tick(now);
         writer.checkpoint(round * 2_000 + 2_000, [LiveRow::default()]);
     }
+    push_events(&mut writer, 40_001..40_004);
     writer.push(&FrameRow::default());
     writer.push(&OomRow::default());
     writer.push(&ProcessRow::default());
@@ -226,6 +227,9 @@ fn bytes_at_the_end(limit: u64) -> (u64, u64) {
     writer.tick(now + SECOND);
     let before = writer.disk_bytes();
     writer.finish(now + SECOND).unwrap();
+    let log = Log::open(&[temp.path().to_owned()]).unwrap();
+    let events: Vec<i64> = log.rows::<EventRow>().map(|row| row.unwrap().seq).collect();
+    assert!(events.ends_with(&(40_001..40_004).collect::<Vec<_>>()), "the last rows stay");
     (before, bytes_below(temp.path()))
 }
 
