@@ -58,11 +58,16 @@ nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned int *is_i
     return rc;
 }
 
-nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned int *id)
+/* Success for an instance only: a whole GPU has no such number. */
+static nvmlReturn_t begin_with_instance(nvmlDevice_t device, unsigned int *id)
 {
     nvmlReturn_t rc = nvml_begin_with(device, id);
-    if (rc == NVML_SUCCESS && device->gpu < 0)
-        return NVML_ERROR_NOT_FOUND;
+    return rc == NVML_SUCCESS && device->gpu < 0 ? NVML_ERROR_NOT_FOUND : rc;
+}
+
+nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned int *id)
+{
+    nvmlReturn_t rc = begin_with_instance(device, id);
     if (rc == NVML_SUCCESS)
         *id = (unsigned)device->gpu % nvml_state()->mig;
     return rc;
@@ -70,9 +75,7 @@ nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned int *id)
 
 nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned int *id)
 {
-    nvmlReturn_t rc = nvml_begin_with(device, id);
-    if (rc == NVML_SUCCESS && device->gpu < 0)
-        return NVML_ERROR_NOT_FOUND;
+    nvmlReturn_t rc = begin_with_instance(device, id);
     if (rc == NVML_SUCCESS)
         *id = 0;
     return rc;

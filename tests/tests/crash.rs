@@ -9,16 +9,17 @@ use std::{
     fs::{self, File},
     os::unix::fs::{FileExt as _, symlink},
     path::{Path, PathBuf},
-    process::Command,
     thread,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use agent_tests::{
     agent::{Agent, signal, vramscope},
+    disk::Disk,
     logs::Logged,
     machine,
     sim::{SimDevice, truth},
+    wait::eventually,
 };
 use rustix::process::Signal;
 
@@ -26,15 +27,6 @@ const SECOND_NS: i64 = 1_000_000_000;
 
 fn now_ns() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as i64
-}
-
-/// Waits until the condition holds.
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !holds() {
-        assert!(begin.elapsed() < Duration::from_mins(1), "not in a minute: {what}");
-        thread::sleep(Duration::from_millis(50));
-    }
 }
 
 #[test]
@@ -110,26 +102,6 @@ fn a_program_of_run_goes_on_when_the_agent_is_killed() {
     assert_eq!(truth::made(&lines).unwrap().frees, 30000);
 }
 
-/// A small file system of its own; gone when dropped.
-struct Disk(PathBuf);
-
-impl Disk {
-    fn new(device: &SimDevice, options: &str) -> Self {
-        let folder = device.folder().join("disk");
-        fs::create_dir(&folder).unwrap();
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", options, "vramscope-test"]).arg(&folder);
-        assert!(mount.status().unwrap().success());
-        Self(folder)
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        Command::new("umount").arg("-l").arg(&self.0).status().ok();
-    }
-}
-
 /// The sealed files of the table of events, with their contents.
 fn sealed(log: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let days = fs::read_dir(log.join("events")).into_iter().flatten().flatten();
@@ -140,8 +112,8 @@ fn sealed(log: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 #[test]
 fn a_full_disk_costs_rows_and_says_so_and_harms_nobody() {
     let Some(device) = machine::gpus().unwrap() else { return };
-    let disk = Disk::new(&device, "size=16m");
-    let log = disk.0.join("log");
+    let disk = Disk::new(&device, "size=16m").unwrap();
+    let log = disk.folder().join("log");
     // A small limit makes small files, so that some are sealed by then.
     let agent = Agent::new(&device).log(&log).options(&["--max-disk", "8MiB"]);
     let mut program = agent.start("threads", &["8", "4000"]).unwrap();
@@ -149,7 +121,7 @@ fn a_full_disk_costs_rows_and_says_so_and_harms_nobody() {
     assert_eq!(truth::made(&lines).unwrap().allocs, 32000);
     eventually("files are sealed", || sealed(&log).len() >= 2);
     // The rest of the disk is somebody else's.
-    let filler = File::create(disk.0.join("filler")).unwrap();
+    let filler = File::create(disk.folder().join("filler")).unwrap();
     let mut at = 0;
     while filler.write_all_at(&[1; 4096], at).is_ok() {
         at += 4096;
@@ -217,15 +189,15 @@ fn a_folder_that_is_no_place_for_a_log_is_refused_before_the_program_starts() {
     fs::write(&file, "x").unwrap();
     refused(&device, &file, &["not a directory", &file.display().to_string()]);
 
-    let disk = Disk::new(&device, "size=1m,ro");
-    let log = disk.0.join("log");
+    let disk = Disk::new(&device, "size=1m,ro").unwrap();
+    let log = disk.folder().join("log");
     refused(&device, &log, &["Read-only file system", &log.display().to_string()]);
 }
 
 #[test]
 fn a_disk_that_is_full_from_the_start_is_refused() {
     let Some(device) = machine::gpus().unwrap() else { return };
-    let disk = Disk::new(&device, "size=8k");
-    fs::write(disk.0.join("filler"), [1; 4096]).ok();
-    refused(&device, &disk.0.join("log"), &["No space left on device"]);
+    let disk = Disk::new(&device, "size=8k").unwrap();
+    fs::write(disk.folder().join("filler"), [1; 4096]).ok();
+    refused(&device, &disk.folder().join("log"), &["No space left on device"]);
 }

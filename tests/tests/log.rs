@@ -3,19 +3,21 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests and their helpers may panic")]
 
 use std::{
-    fs::{self, File},
+    fs,
     os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown},
     path::{Path, PathBuf},
     process::{Command, Output},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use agent_tests::{
     agent::{Agent, binary, vramscope},
+    disk::Disk,
     logs::Logged,
     machine,
-    sim::{SimDevice, truth},
+    sim::truth,
+    wait::eventually,
 };
 use ledger::{
     log::{ClockAnchor, LOG_WRITE_FAILED, Log, Options, RunInfo, Writer},
@@ -244,53 +246,17 @@ fn files_that_the_reader_may_not_read_are_named_and_the_rest_is_read() {
     assert!(said.contains("files of the log could not be read"), "{said}");
 }
 
-/// A small file system of its own; gone when dropped.
-struct Disk(PathBuf);
-
-impl Disk {
-    fn new(device: &SimDevice, options: &str) -> Self {
-        let folder = device.folder().join("disk");
-        fs::create_dir(&folder).unwrap();
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", options, "vramscope-test"]).arg(&folder);
-        assert!(mount.status().unwrap().success());
-        Self(folder)
-    }
-
-    /// Takes all that is free; what gives it back when removed.
-    fn fill(&self) -> PathBuf {
-        let path = self.0.join("filler");
-        let mut file = File::create(&path).unwrap();
-        while std::io::Write::write_all(&mut file, &[1; 4096]).is_ok() {}
-        path
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        Command::new("umount").arg("-l").arg(&self.0).status().ok();
-    }
-}
-
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !holds() {
-        assert!(begin.elapsed() < Duration::from_mins(1), "not in a minute: {what}");
-        thread::sleep(Duration::from_millis(50));
-    }
-}
-
 #[test]
 fn a_disk_that_was_full_for_a_while_costs_what_is_counted_and_the_recording_goes_on() {
     let Some(device) = machine::gpus().unwrap() else { return };
-    let disk = Disk::new(&device, "size=24m");
-    let log = disk.0.join("log");
+    let disk = Disk::new(&device, "size=24m").unwrap();
+    let log = disk.folder().join("log");
     let agent = Agent::new(&device).log(&log);
     let mut program = agent.start("hold", &["1048576", "2"]).unwrap();
     program.until_ready().unwrap();
     let count = || Logged::open(&log).map_or(0, |log| log.events().unwrap().len());
     eventually("the first events are written", || count() > 2);
-    let filler = disk.fill();
+    let filler = disk.fill().unwrap();
     eventually("the agent says that the disk is full", || {
         program.step("alloc 1048576").unwrap();
         fs::read_to_string(device.folder().join("agent.stderr"))

@@ -314,14 +314,12 @@ fn shared(words: &Words<'_>, meaning: Meaning) -> Option<Action> {
 
 fn graph(words: &Words<'_>, meaning: Meaning) -> Option<Action> {
     Some(match meaning {
-        Meaning::GraphAlloc(_) => match words.structure(Struct::AllocNode) {
-            Some(node) => node.alloc_node(),
-            None => Action::Nothing,
-        },
-        Meaning::GraphNode(_) => match words.structure(Struct::Node) {
-            Some(node) => node.any_node(),
-            None => Action::Nothing,
-        },
+        Meaning::GraphAlloc(_) => {
+            words.structure(Struct::AllocNode).map_or(Action::Nothing, |node| node.alloc_node())
+        }
+        Meaning::GraphNode(_) => {
+            words.structure(Struct::Node).map_or(Action::Nothing, |node| node.any_node())
+        }
         Meaning::GraphFree(addr) => Action::Graph { addr: words.arg(addr) },
         Meaning::GraphMake(handle) => Action::Graph { addr: words.out(handle) },
         Meaning::GraphDestroy(handle) => Action::Graph { addr: words.arg(handle) },
@@ -368,21 +366,18 @@ fn context(words: &Words<'_>, meaning: Meaning) -> Option<Action> {
 }
 
 fn device(words: &Words<'_>, meaning: Meaning) -> Option<Action> {
-    let told = |ordinal, structure| words.structure(structure).map(|at| (ordinal, at.bytes()));
+    let by_bus_id = |ordinal| {
+        let told = words.structure(Struct::BusId);
+        told.map_or(Action::Nothing, |at| Action::DeviceBusId { ordinal, bus_id: at.bytes() })
+    };
     Some(match meaning {
         Meaning::Init => Action::Init,
-        Meaning::DeviceUuid(_, device) => match told(words.ordinal(device), Struct::Uuid) {
-            Some((ordinal, uuid)) => Action::DeviceUuid { ordinal, uuid },
-            None => Action::Nothing,
-        },
-        Meaning::DeviceBusId(_, device) => match told(words.ordinal(device), Struct::BusId) {
-            Some((ordinal, bus_id)) => Action::DeviceBusId { ordinal, bus_id },
-            None => Action::Nothing,
-        },
-        Meaning::DeviceByBusId(device, _) => match told(words.out(device) as i32, Struct::BusId) {
-            Some((ordinal, bus_id)) => Action::DeviceBusId { ordinal, bus_id },
-            None => Action::Nothing,
-        },
+        Meaning::DeviceUuid(_, device) => {
+            let (ordinal, told) = (words.ordinal(device), words.structure(Struct::Uuid));
+            told.map_or(Action::Nothing, |at| Action::DeviceUuid { ordinal, uuid: at.bytes() })
+        }
+        Meaning::DeviceBusId(_, device) => by_bus_id(words.ordinal(device)),
+        Meaning::DeviceByBusId(device, _) => by_bus_id(words.out(device) as i32),
         _ => return None,
     })
 }

@@ -90,21 +90,22 @@ impl Account {
     /// pool at a launch, which is not traced, and stays there until the pool is trimmed. So nodes
     /// are address space, and what the pool takes is a part of what NVML shows unexplained.
     pub(super) fn apply_graph(&mut self, desk: &mut Desk<'_>, call: &Call) -> bool {
-        let current = self.contexts.place(call.tid, desk.who.from_start);
+        // Asked for by these alone: calls that set contexts come through here too, and often.
+        let current = |desk: &Desk<'_>| self.contexts.place(call.tid, desk.who.from_start);
         match call.action {
             Action::GraphAlloc { addr, size_bytes, location } => {
                 let ordinal = match location {
                     Location::Device(ordinal) => Some(ordinal),
                     Location::Host | Location::Unknown => None,
                 };
-                let place = Place { ctx: current.ctx, ordinal };
+                let place = Place { ctx: current(desk).ctx, ordinal };
                 let size_bytes = bytes(size_bytes);
                 let block = new_block(desk, call, (Level::Virtual, place), addr, size_bytes);
                 // Where device blocks are: after a launch `cuMemFree` takes it.
                 self.open(desk, call, DEVICE, &block);
             }
             Action::Graph { addr } => {
-                let row = desk.event(call, "graph", Level::Virtual, current.ordinal);
+                let row = desk.event(call, "graph", Level::Virtual, current(desk).ordinal);
                 desk.emit(EventRow { addr: addr as i64, ..row });
             }
             Action::GraphTrim { ordinal } => {
@@ -112,7 +113,7 @@ impl Account {
                 desk.emit(row);
             }
             Action::Module { handle } => {
-                let row = desk.event(call, "module", Level::Device, current.ordinal);
+                let row = desk.event(call, "module", Level::Device, current(desk).ordinal);
                 desk.emit(EventRow { addr: handle as i64, ..row });
             }
             _ => return false,
