@@ -145,7 +145,7 @@ int checkpointed(char **args)
     int peer = atoi(args[0]);
     CUcontext ctx;
     CUdeviceptr p;
-    sleep(1); /* in which an agent that follows it puts its probes in */
+    sleep(2); /* in which an agent that follows it puts its probes in */
     silent(cuInit, (0));
     told(cuDevicePrimaryCtxRetain, (&ctx, 0), "ctx", "device", ctx, UNKNOWN);
     silent(cuCtxSetCurrent, (ctx));

@@ -228,7 +228,7 @@ int importer(char **args)
     CUdeviceptr p;
     CUmemPoolPtrExportData data;
     CUmemoryPool pool;
-    sleep(1); /* in which an agent that follows it puts its probes in */
+    sleep(2); /* in which an agent that follows it puts its probes in */
     silent(cuInit, (0));
     told(cuDevicePrimaryCtxRetain, (&ctx, 0), "ctx", "device", ctx, UNKNOWN);
     silent(cuCtxSetCurrent, (ctx));
