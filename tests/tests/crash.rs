@@ -7,8 +7,10 @@ mod entries;
 use std::{
     collections::BTreeMap,
     fs::{self, File},
+    io::{PipeReader, PipeWriter, Read as _, Write as _},
     os::unix::fs::{FileExt as _, symlink},
     path::{Path, PathBuf},
+    process::{Child, Stdio},
     thread,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -89,6 +91,55 @@ fn a_call_that_is_under_way_when_the_agent_is_killed_returns() {
     assert_eq!(truth::live(&lines).len(), 2);
     program.step("free").unwrap();
     assert!(program.finish().unwrap().1.success());
+}
+
+/// A child that does not outlive the test.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        // Both fail where it is gone already.
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+/// Whether a process catches the signal.
+fn catches(pid: u32, signal: Signal) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let caught = caught.and_then(|caught| u64::from_str_radix(caught.trim(), 16).ok());
+    caught.is_some_and(|caught| caught >> (signal.as_raw() - 1) & 1 == 1)
+}
+
+/// A pipe that takes no byte before it is read from.
+fn full_pipe() -> (PipeReader, PipeWriter) {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let bytes = rustix::pipe::fcntl_getpipe_size(&writer).unwrap();
+    writer.write_all(&vec![b'.'; bytes]).unwrap();
+    (reader, writer)
+}
+
+#[test]
+fn a_recording_that_is_ended_as_soon_as_it_says_that_it_began_is_sealed() {
+    let Some(device) = machine::gpus().unwrap() else { return };
+    let log = device.folder().join("log");
+    // It hangs in its first word until somebody reads it: must be able to end by then.
+    let (mut reader, writer) = full_pipe();
+    let mut command = Agent::new(&device).command("record");
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(writer);
+    let mut agent = Killed(command.spawn().unwrap());
+    drop(command);
+    let pid = agent.0.id();
+    eventually("Ctrl-C is caught before it says that it records", || catches(pid, Signal::INT));
+    signal(pid, Signal::INT).unwrap();
+    let mut said = String::new();
+    reader.read_to_string(&mut said).unwrap();
+    let (said, status) = (said.trim_start_matches('.'), agent.0.wait().unwrap());
+    assert!(said.starts_with("vramscope: recording "), "{said}");
+    // It has nothing to show, and says that by its exit code too.
+    assert!(said.contains("0 events of 0 process(es)"), "{status}: {said}");
+    assert_eq!(Logged::open(&log).unwrap().defects().unwrap(), Vec::<String>::new());
 }
 
 #[test]

@@ -27,8 +27,8 @@ pub(super) fn run(args: &Attach) -> anyhow::Result<ExitCode> {
         session.stop()?;
         return Err(precondition(format!("attach to the processes: {error:#}")));
     }
-    session::say_started(&folder, &format!("{} process(es)", pids.len()), args.duration);
-    let end = session::wait(args.duration, &pids)?;
+    let what = format!("{} process(es)", pids.len());
+    let end = session::wait(&folder, &what, args.duration, &pids)?;
     session::end(&mut session, &folder, end)
 }
 

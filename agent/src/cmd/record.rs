@@ -9,7 +9,6 @@ use crate::{cli::Record, live::Target};
 pub(super) fn run(args: &Record) -> anyhow::Result<ExitCode> {
     let folder = output::folder(&args.recording.output)?;
     let mut session = session::start(&args.recording, &folder, Target::Host, "record", &[])?;
-    session::say_started(&folder, "every process of this host", args.duration);
-    let end = session::wait(args.duration, &[])?;
+    let end = session::wait(&folder, "every process of this host", args.duration, &[])?;
     session::end(&mut session, &folder, end)
 }

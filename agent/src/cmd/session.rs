@@ -91,15 +91,6 @@ fn ring_bytes(asked: u64) -> u32 {
     asked.clamp(4096, 1 << 30).next_power_of_two() as u32
 }
 
-/// Tells where the log grows and how to end.
-pub(super) fn say_started(folder: &Path, what: &str, duration: Option<Duration>) {
-    let until = match duration {
-        Some(duration) => format!("for {} s", duration.as_secs_f64()),
-        None => "until Ctrl-C".to_owned(),
-    };
-    say(&format!("recording {what} {until}; log {}", folder.display()));
-}
-
 /// Why a recording ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
@@ -109,12 +100,19 @@ pub(super) enum End {
     Stopped,
 }
 
-/// Waits for Ctrl-C, SIGTERM, the end of the time, or of all `pids` (where there are any), or for
-/// the stop file.
-pub(super) fn wait(duration: Option<Duration>, pids: &[u32]) -> anyhow::Result<End> {
+/// Says that it records, and waits for Ctrl-C, SIGTERM, the end of the time, or of all `pids` (where
+/// there are any), or for the stop file.
+pub(super) fn wait(
+    folder: &Path,
+    what: &str,
+    duration: Option<Duration>,
+    pids: &[u32],
+) -> anyhow::Result<End> {
     runtime()?.block_on(async {
-        let deadline = duration.map(|duration| Instant::now() + duration);
+        // Before a word of it: who reads that it records may end it at once.
         let mut signals = Signals::new()?;
+        say_started(folder, what, duration);
+        let deadline = duration.map(|duration| Instant::now() + duration);
         let host = Host::live();
         loop {
             tokio::select! {
@@ -131,6 +129,15 @@ pub(super) fn wait(duration: Option<Duration>, pids: &[u32]) -> anyhow::Result<E
             }
         }
     })
+}
+
+/// Tells where the log grows and how to end.
+fn say_started(folder: &Path, what: &str, duration: Option<Duration>) {
+    let until = match duration {
+        Some(duration) => format!("for {} s", duration.as_secs_f64()),
+        None => "until Ctrl-C".to_owned(),
+    };
+    say(&format!("recording {what} {until}; log {}", folder.display()));
 }
 
 fn runs(host: &Host, pid: u32) -> bool {
