@@ -6,10 +6,12 @@
 
 pub mod call;
 pub mod cookie;
+pub mod cost;
 pub mod life;
 pub mod loss;
 pub mod offsets;
 pub mod python;
+pub mod quota;
 pub mod scope;
 pub mod stack;
 pub mod tensor;

@@ -13,6 +13,9 @@ pub const KIND_EXIT: u8 = 19;
 
 /// Bit of a followed process's flags: its children are followed too.
 pub const FOLLOW_CHILDREN: u32 = 1;
+/// Bit of a process's flags: of `PyTorch`'s blocks only the totals are kept. Its children begin
+/// without it.
+pub const TOTALS_ONLY: u32 = 2;
 
 /// One event of a process's life.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]

@@ -59,10 +59,13 @@ losses! {
     SiteTableFull = 13, "site_table_full";
     /// A block of PyTorch was handed out again whose free went by unseen.
     TensorFreeMissed = 14, "tensor_free_missed";
+    /// The ring of calls was more than half full, and the process's user had used up its share: a call
+    /// is missing.
+    QuotaExceeded = 15, "quota_exceeded";
 }
 
 /// Number of reasons.
-pub const LOSSES: usize = 15;
+pub const LOSSES: usize = 16;
 
 const _: () = assert!(Loss::ALL.len() == LOSSES);
 

@@ -6,6 +6,7 @@ use agent_common::{
         NARROW_LEN, RawCall, WIDE_LEN, WORDS,
     },
     cookie::{Cookie, Kind, SLOTS, When},
+    cost::Part,
     loss::Loss,
     scope::{ANYBODY, NOBODY},
 };
@@ -21,7 +22,7 @@ use aya_log_ebpf::warn;
 use zerocopy::IntoBytes as _;
 
 use crate::{
-    emit,
+    cost, emit,
     enter::{Wanted, cookie},
     life::note_process,
     lose::lose,
@@ -182,6 +183,7 @@ pub(crate) fn call_exit(ctx: RetProbeContext) -> u32 {
         wide_words: [pending.words[3], pending.words[4], pending.words[5]],
         extra,
     });
+    cost::ran(Part::Return, exit_ns);
     0
 }
 
@@ -210,12 +212,13 @@ fn read_results(pending: &mut Pending, extra: &mut [u64; EXTRA_WORDS], cookie: C
 fn send(record: &RawCall) {
     let bytes = record.as_bytes();
     let sent = match record.flags & (FLAG_WIDE | FLAG_EXTRA) {
-        0 => emit::call(&bytes[..NARROW_LEN]),
-        FLAG_WIDE => emit::call(&bytes[..WIDE_LEN]),
-        _ => emit::call(bytes),
+        0 => emit::call(&bytes[..NARROW_LEN], record.exit_ns),
+        FLAG_WIDE => emit::call(&bytes[..WIDE_LEN], record.exit_ns),
+        _ => emit::call(bytes, record.exit_ns),
     };
+    let Err(reason) = sent else { return };
     // Failures are what a post-mortem needs most: they may use the reserved ring.
-    if !sent && (record.result == 0 || !emit::life(bytes)) {
-        lose(record.tgid, Loss::RingFull);
+    if record.result == 0 || reason == Loss::QuotaExceeded || !emit::life(bytes) {
+        lose(record.tgid, reason);
     }
 }

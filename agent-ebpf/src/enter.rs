@@ -1,7 +1,10 @@
 //! Entry of traced functions: one program for every kind, since the walk of a stack is in it, over
 //! which the verifier takes its time.
 
-use agent_common::cookie::{Cookie, Kind};
+use agent_common::{
+    cookie::{Cookie, Kind},
+    cost::Part,
+};
 use aya_ebpf::{
     EbpfContext as _,
     helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_boot_ns, generated::bpf_get_attach_cookie},
@@ -9,7 +12,7 @@ use aya_ebpf::{
     programs::ProbeContext,
 };
 
-use crate::{backward, call, runtime, stack, tensor};
+use crate::{backward, call, cost, runtime, stack, tensor};
 
 /// What the beginning of an entry finds out.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -49,15 +52,26 @@ pub(crate) fn enter(ctx: ProbeContext) -> u32 {
     };
     let mut key = 0;
     match wanted {
-        Wanted::Nothing => return 0,
+        Wanted::Nothing => {
+            if kind == Kind::Tensor {
+                cost::ran(Part::Totals, now_ns);
+            }
+            return 0;
+        }
         Wanted::Call => {}
         Wanted::Stack => {
             key = stack::key(ctx.as_ptr(), ids, now_ns, kind != Kind::Tensor);
         }
     }
     match cookie(ctx.as_ptr()).kind {
-        Kind::Call => call::end(&ctx, ids, key),
-        Kind::Tensor => tensor::end(&ctx, ids, now_ns, key),
+        Kind::Call => {
+            call::end(&ctx, ids, key);
+            cost::ran(Part::Entry, now_ns);
+        }
+        Kind::Tensor => {
+            tensor::end(&ctx, ids, now_ns, key);
+            cost::ran(Part::Block, now_ns);
+        }
         Kind::Backward => backward::end(&ctx, ids, now_ns, key),
         Kind::Runtime => {}
     }

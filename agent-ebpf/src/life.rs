@@ -59,12 +59,15 @@ fn event(kind: u8, tgid: u32, task: Task) -> RawLife {
     }
 }
 
-/// Tells of a process at its first traced call.
+/// Tells of a process at its first traced call; gives its flags.
 #[inline(always)]
-pub(crate) fn note_process(tgid: u32) {
-    if KNOWN.get_ptr(tgid).is_none() {
-        first_call(tgid);
+pub(crate) fn note_process(tgid: u32) -> u32 {
+    if let Some(flags) = KNOWN.get_ptr(tgid) {
+        // SAFETY: a map value, valid until the program returns.
+        return unsafe { *flags };
     }
+    first_call(tgid);
+    0
 }
 
 fn first_call(tgid: u32) {
@@ -100,7 +103,7 @@ pub(crate) fn process_fork(ctx: RawTracePointContext) -> i32 {
     if flags & FOLLOW_CHILDREN == 0 {
         return 0;
     }
-    if KNOWN.insert(tgid, flags, 0).is_err() {
+    if KNOWN.insert(tgid, FOLLOW_CHILDREN, 0).is_err() {
         lose(tgid, Loss::ProcessTableFull);
         return 0;
     }

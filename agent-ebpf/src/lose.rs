@@ -22,7 +22,7 @@ pub(crate) fn lose(tgid: u32, reason: Loss) -> bool {
     // The process before the total: what is in the total alone counts as nobody's.
     let first = lose_of_process(LossKey { tgid, reason: reason as u32 });
     if let Some(total) = LOSS_TOTALS.get_ptr_mut(reason as u32) {
-        add_one(total);
+        add(total, 1);
     }
     first
 }
@@ -30,19 +30,21 @@ pub(crate) fn lose(tgid: u32, reason: Loss) -> bool {
 #[inline(always)]
 fn lose_of_process(key: LossKey) -> bool {
     if let Some(count) = LOSS_COUNTS.get_ptr_mut(key) {
-        add_one(count);
+        add(count, 1);
         return false;
     }
     let first = LOSS_COUNTS.insert(key, 1u64, u64::from(BPF_NOEXIST)).is_ok();
     if !first && let Some(count) = LOSS_COUNTS.get_ptr_mut(key) {
         // Another CPU was first.
-        add_one(count);
+        add(count, 1);
     }
     first
 }
 
-fn add_one(counter: *mut u64) {
+/// Adds to a counter. Atomic.
+#[inline(always)]
+pub(crate) fn add(counter: *mut u64, more: u64) {
     // The library's atomics hide `fetch_add` on this target, whose one atomic instruction this is.
     // SAFETY: a map value, valid and aligned until the program returns.
-    unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(counter, 1) };
+    unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(counter, more) };
 }

@@ -17,6 +17,7 @@
 mod backward;
 mod call;
 mod code;
+mod cost;
 mod emit;
 mod enter;
 mod hash;
@@ -24,6 +25,7 @@ mod life;
 mod lose;
 mod opaque;
 mod python;
+mod quota;
 mod regs;
 mod runtime;
 mod sites;

@@ -2,6 +2,7 @@
 
 use agent_common::{
     call::{EXTRA_WORDS, FLAG_WIDE, KIND_CALL, NO_ROW, RawCall, WIDE_LEN},
+    life::TOTALS_ONLY,
     loss::Loss,
     tensor::{Block, TensorKey, TensorTotals, detail},
 };
@@ -46,13 +47,13 @@ pub(crate) fn begin(ctx: &ProbeContext, ids: u64, now_ns: u64) -> Wanted {
         return Wanted::Nothing;
     }
     let tgid = (ids >> 32) as u32;
-    note_process(tgid);
+    let flags = note_process(tgid);
     if let Some(totals) = totals_of(TensorKey { tgid, ordinal }) {
         update(totals, ctx, now_ns);
     } else {
         lose(tgid, Loss::TensorTableFull);
     }
-    if detail() == detail::TOTALS {
+    if detail() == detail::TOTALS || flags & TOTALS_ONLY != 0 {
         Wanted::Nothing
     } else if size_of_block(ctx) >= 0 {
         Wanted::Stack
@@ -110,8 +111,8 @@ fn tell(ctx: &ProbeContext, ids: u64, now_ns: u64, stack_key: u64) {
         wide_words: [ctx.arg(3).unwrap_or(0), ctx.arg(4).unwrap_or(0), 0],
         extra: [0; EXTRA_WORDS],
     };
-    if !emit::call(&record.as_bytes()[..WIDE_LEN]) {
-        lose((ids >> 32) as u32, Loss::RingFull);
+    if let Err(reason) = emit::call(&record.as_bytes()[..WIDE_LEN], now_ns) {
+        lose((ids >> 32) as u32, reason);
     }
 }
 

@@ -102,6 +102,11 @@ pub struct Recording {
     /// lines there. May be given several times.
     #[arg(long, value_name = "PART")]
     pub user_code: Vec<String>,
+    /// Percent of a process's time that the probes may take, or "none" for as much as they do. Above it
+    /// the process loses detail: first the lines of PyTorch's memory, then the functions that it calls
+    /// most; each step is told and logged [default: 2 for record, 25 for run and attach].
+    #[arg(long, value_name = "PERCENT", value_parser = MaxOverhead::parse)]
+    pub max_overhead: Option<MaxOverhead>,
     /// Take no stacks: reports name processes and functions, not lines.
     #[arg(long)]
     pub no_stacks: bool,
@@ -127,6 +132,43 @@ pub struct Risks {
     /// Probe processes under a seccomp filter too, on a kernel that may kill them for it.
     #[arg(long)]
     pub allow_return_probes: bool,
+}
+
+/// How much of a process's time the probes may take.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MaxOverhead(Option<f64>);
+
+impl MaxOverhead {
+    /// For processes that nobody asked to be recorded in particular.
+    pub const OF_HOST: Self = Self(Some(2.0));
+    /// For those that were named.
+    pub const OF_NAMED: Self = Self(Some(25.0));
+
+    /// As a share; `None` = as much as they do.
+    pub fn share(self) -> Option<f64> {
+        self.0.map(|percent| percent / 100.0)
+    }
+
+    /// Reads `2`, `2.5%` or `none`.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        if text == "none" {
+            return Ok(Self(None));
+        }
+        let percent = text.trim_end_matches('%').trim_end().parse().ok();
+        let percent = percent.filter(|percent: &f64| percent.is_finite() && *percent > 0.0);
+        percent.map(|percent| Self(Some(percent))).ok_or_else(|| {
+            "write percent of a process's time, as in 2 or 0.5, or \"none\" for no limit".to_owned()
+        })
+    }
+}
+
+impl std::fmt::Display for MaxOverhead {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            Some(percent) => write!(f, "{percent}"),
+            None => f.write_str("none"),
+        }
+    }
 }
 
 /// How much is recorded of tensors.
@@ -396,5 +438,19 @@ mod tests {
     fn stacks_take_a_level_that_exists() {
         assert!(parsed("vramscope stacks x --level tensor --by count --top 3 --pid 7").is_ok());
         assert!(parsed("vramscope stacks x --level ocean").is_err());
+    }
+
+    #[test]
+    fn overheads_are_percent() {
+        let share = |text: &str| MaxOverhead::parse(text).map(MaxOverhead::share);
+        assert_eq!(share("2"), Ok(Some(0.02)));
+        assert_eq!(share("0.5 %"), Ok(Some(0.005)));
+        assert_eq!(share("none"), Ok(None));
+        for wrong in ["", "0", "-1", "inf", "2x"] {
+            assert!(share(wrong).is_err(), "{wrong}");
+        }
+        for max in [MaxOverhead::OF_HOST, MaxOverhead(None), MaxOverhead(Some(0.25))] {
+            assert_eq!(MaxOverhead::parse(&max.to_string()), Ok(max));
+        }
     }
 }

@@ -432,7 +432,7 @@ table! {
         /// Key into `processes`; NULL for the whole run.
         proc_id: Option<i64>,
         /// start, stop, attach, detach, late_attach, detail, step, warning, deleted (by --max-disk),
-        /// clock (the wall clock was stepped).
+        /// clock (the wall clock was stepped), brake (a process lost detail: --max-overhead).
         kind: String,
         /// In words.
         text: String,

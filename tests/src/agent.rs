@@ -218,6 +218,11 @@ impl Traced {
         Ok(())
     }
 
+    /// What the agent has said so far.
+    pub fn said(&self) -> String {
+        read_said(&self.said)
+    }
+
     /// The log while it is written.
     pub fn log(&self) -> &Path {
         &self.log

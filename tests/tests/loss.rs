@@ -9,7 +9,7 @@ use agent_tests::{
 #[test]
 fn a_burst_that_overflows_the_ring_is_counted_to_the_last_call() {
     let Some(device) = machine::gpus().unwrap() else { return };
-    let agent = Agent::new(&device).options(&["--ring-size", "64KiB"]);
+    let agent = Agent::new(&device).options(&["--ring-size", "64KiB", "--max-overhead", "none"]);
     let recorded = agent.run("burst", &["300000"]).unwrap();
     let (logged, made) = (recorded.open().unwrap(), recorded.made().unwrap());
     let mut seen = 0;
@@ -32,7 +32,7 @@ fn a_burst_that_overflows_the_ring_is_counted_to_the_last_call() {
 #[test]
 fn a_report_over_losses_says_so_and_does_not_clear_anybody() {
     let Some(device) = machine::gpus().unwrap() else { return };
-    let agent = Agent::new(&device).options(&["--ring-size", "64KiB"]);
+    let agent = Agent::new(&device).options(&["--ring-size", "64KiB", "--max-overhead", "none"]);
     let recorded = agent.run("burst", &["300000"]).unwrap();
     let report = recorded.report().unwrap();
     let text = report.split_whitespace().collect::<Vec<_>>().join(" ");

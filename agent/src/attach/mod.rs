@@ -4,6 +4,7 @@
 //! `run` and `attach` put probes into the followed processes only, as they map the file. A process
 //! whose code somebody else has patched is spared ([`guard`]).
 
+pub mod brake;
 pub mod candidates;
 pub mod elf;
 pub mod examine;
@@ -21,7 +22,7 @@ use std::{
     sync::{Arc, mpsc::Sender},
 };
 
-use agent_common::life::FOLLOW_CHILDREN;
+use agent_common::{life::FOLLOW_CHILDREN, quota::Quota};
 use thiserror::Error;
 use tracing::{debug, warn};
 
@@ -90,13 +91,13 @@ pub enum Notice {
     Apart {
         /// The library.
         library: Library,
-        /// The process because of which.
-        tgid: u32,
-        /// What it objects.
-        objection: Objection,
+        /// Why, for the user.
+        reason: String,
         /// Processes whose probes were taken out and put in again: calls between are not seen.
         moved: Vec<u32>,
     },
+    /// Detail was taken away from a process that paid too much for it.
+    Braked(brake::Braking),
     /// A process runs a Python whose frames cannot be walked: why.
     NoPython {
         /// Process.
@@ -193,6 +194,7 @@ pub struct Attacher {
     guard: Guard,
     /// What is not probed, so that it is told once.
     spared: HashMap<(u32, FileId), Objection>,
+    brakes: brake::Brakes,
     notices: Sender<Notice>,
     /// Told of the processes that use CUDA.
     examiner: Sender<ToExaminer>,
@@ -221,6 +223,7 @@ impl Attacher {
             process_links: HashMap::new(),
             guard: Guard::new(scope.sparing),
             spared: HashMap::new(),
+            brakes: brake::Brakes::default(),
             notices,
             examiner,
             garbage,
@@ -291,7 +294,15 @@ impl Attacher {
         self.tell_examiner(ToExaminer::Gone(tgid));
         self.drop_links(tgid);
         self.guard.forget(tgid);
+        self.brakes.forget(tgid);
         self.spared.retain(|(owner, _), _| *owner != tgid);
+    }
+
+    /// Limits what one user may add to the ring of calls, or lifts the limits.
+    fn set_quota(&mut self, quota: Quota) {
+        if let Err(error) = self.kernel.set_quota(quota) {
+            warn!(error = chain(&error), "one user may fill the ring of calls");
+        }
     }
 
     fn sources_of(&self, tgid: u32) -> Vec<(FileId, Arc<Source>)> {
@@ -431,7 +442,12 @@ impl Attacher {
         if !self.follow_owner(place) {
             return;
         }
-        match self.attach_sites(place, &file, &sites) {
+        let links = if self.must_wait(place) {
+            self.attach_sites_unarmed(place, &file, &sites)
+        } else {
+            self.attach_sites(place, &file, &sites)
+        };
+        match links {
             Ok(links) => self.attached(place, links, file, &sites),
             Err(error) => self.give_up(place, &error),
         }
@@ -465,9 +481,21 @@ impl Attacher {
         file: &File,
         sites: &[Site],
     ) -> Result<Links, KernelError> {
-        let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-        let scope = place.owner.and_then(NonZeroU32::new).map_or(Scope::Host, Scope::Process);
-        self.kernel.attach(&path, sites, scope)
+        let (path, scope) = target(place, file);
+        let sites = self.kept(place, sites);
+        self.kernel.attach(&path, &sites, scope)
+    }
+
+    /// The same, for probes that wait for others to go.
+    fn attach_sites_unarmed(
+        &mut self,
+        place: &Place<'_>,
+        file: &File,
+        sites: &[Site],
+    ) -> Result<Links, KernelError> {
+        let (path, scope) = target(place, file);
+        let sites = self.kept(place, sites);
+        self.kernel.attach_unarmed(&path, &sites, scope)
     }
 
     fn give_up(&mut self, place: &Place<'_>, error: &KernelError) {
@@ -526,6 +554,12 @@ impl Attacher {
         // The receiver is gone only when the recording ends.
         self.notices.send(notice).unwrap_or_default();
     }
+}
+
+/// The opened file by a path that names it and nothing else, and whose calls count.
+fn target(place: &Place<'_>, file: &File) -> (PathBuf, Scope) {
+    let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    (path, place.owner.and_then(NonZeroU32::new).map_or(Scope::Host, Scope::Process))
 }
 
 /// An error with its causes, as `{:#}` of anyhow prints it.

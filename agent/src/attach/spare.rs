@@ -109,7 +109,9 @@ impl Attacher {
         warn!(library_name, tgid, "not probed for the whole host at once: {objection}");
         let users = self.guard.users(library);
         let moved = if probed { users.clone() } else { Vec::new() };
-        self.tell(Notice::Apart { library, tgid, objection, moved });
+        let reason = format!("it must not be in pid {tgid}: {objection}");
+        let moved: Vec<u32> = moved.into_iter().filter(|moved| *moved != tgid).collect();
+        self.tell(Notice::Apart { library, reason, moved });
         for tgid in users {
             self.look_at(tgid);
         }

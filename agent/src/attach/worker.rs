@@ -15,7 +15,9 @@ use std::{
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::{info, warn};
 
-use super::{Attacher, FollowError, mmaps};
+use agent_common::quota::Quota;
+
+use super::{Attacher, FollowError, brake::Braking, mmaps};
 /// What the attaching thread is told.
 #[derive(Debug)]
 pub enum Command {
@@ -49,6 +51,10 @@ pub enum Command {
     MappingsLost(u64),
     /// Take every probe out, and put none in any more.
     Detach(Sender<Result<(), String>>),
+    /// Take detail away from a process.
+    Brake(Braking),
+    /// Limit what one user may add to the ring of calls, or lift the limits.
+    Quota(Quota),
     /// The recording ends.
     Stop,
 }
@@ -106,6 +112,8 @@ fn serve(attacher: &mut Attacher, command: Command) {
             attacher.detach();
             reply(&answer, Ok(()));
         }
+        Command::Brake(braking) => attacher.brake(braking),
+        Command::Quota(quota) => attacher.set_quota(quota),
         Command::Stop => {}
     }
 }

@@ -12,14 +12,14 @@ use rustix::process::Signal;
 use super::{EXIT_NOTHING_TRACED, output, precondition, say};
 use crate::{
     attach::guard::Sparing,
-    cli::Recording,
+    cli::{MaxOverhead, Recording},
     host::Host,
     kernel::{
         KernelError,
         returns::Returns,
         sign::{Sign, SignError, Who},
     },
-    live::{Options, Session, Target},
+    live::{Options, SelfTest, Session, Target},
     stop_file,
     units::show_bytes,
 };
@@ -64,6 +64,15 @@ pub(super) fn start(
         stacks: !recording.no_stacks,
         runtime_labels: recording.runtime_api,
         user_code: recording.user_code.clone(),
+        max_overhead: recording.max_overhead.unwrap_or(match target {
+            Target::Host => MaxOverhead::OF_HOST,
+            Target::Processes => MaxOverhead::OF_NAMED,
+        }),
+        self_test: if kill && host.is_filtered(std::process::id()) != Some(false) {
+            SelfTest::Dangerous
+        } else {
+            SelfTest::Harmless
+        },
         sparing: Sparing { ucx: !recording.risks.force, filtered },
         command: verb.to_owned(),
     };

@@ -1,37 +1,39 @@
 //! The kernel half, loaded: the only place that uses `aya::Ebpf`.
 
+mod attach;
 pub mod btf;
+mod cost;
+mod counters;
 mod multi;
 pub mod returns;
 pub mod sign;
+pub mod trap;
 
-use std::{io, num::NonZeroU32, os::fd::OwnedFd, path::Path};
+use std::io;
 
-use agent_common::{
-    call::Structure,
-    cookie::Cookie,
-    loss::{LOSSES, Loss},
-    python::PythonConfig,
-    scope::{ANYBODY, NOBODY},
-    stack::{ExecutablePages, WANTED},
-    tensor::{Block, BlockKey, SiteKey, SiteTotals, TensorKey, TensorTotals},
-};
+use agent_common::{call::Structure, life::TOTALS_ONLY, quota::Quota};
 use aya::{
     Ebpf, EbpfLoader, include_bytes_aligned,
     maps::{Array, HashMap, MapData, RingBuf},
-    programs::{
-        ProgramType, RawTracePoint, UProbe,
-        uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLink, UProbeScope},
-    },
+    programs::{ProgramType, RawTracePoint},
     sys::{BpfHelper, is_helper_supported},
 };
 use aya_log::EbpfLogger;
 use thiserror::Error;
-use tracing::{info, warn};
+use tracing::info;
 use zerocopy::IntoBytes as _;
 
-use self::multi::MultiProgram;
-pub use self::multi::supported as has_multi_links;
+pub use self::{
+    attach::{Links, Scope, Site},
+    cost::{CostMeter, HitCost},
+    counters::{Counters, Guides, ProcessLoss, Seen},
+    multi::supported as has_multi_links,
+};
+use self::{
+    attach::{Slots, program},
+    counters::ToTracing,
+    multi::MultiProgram,
+};
 use crate::probes::{self, PROBES};
 
 #[cfg(target_arch = "x86_64")]
@@ -78,6 +80,9 @@ pub enum KernelError {
         /// Why.
         source: io::Error,
     },
+    /// As many attachments as can be told apart.
+    #[error("there are {0} attachments already, as many as can be told apart")]
+    Slots(u32),
     /// A map operation failed.
     #[error("use the eBPF map {map}")]
     Map {
@@ -86,40 +91,6 @@ pub enum KernelError {
         /// Why.
         source: aya::maps::MapError,
     },
-}
-
-/// Probes of one file in one scope; dropping them detaches, which can wait for the kernel.
-#[derive(Debug, Default)]
-pub struct Links {
-    multi: Vec<OwnedFd>,
-    single: Vec<UProbeLink>,
-}
-
-impl Links {
-    /// Each of them alone: the kernel waits at each that goes, and can wait for all at once.
-    pub fn split(self) -> impl Iterator<Item = Self> {
-        let multi = self.multi.into_iter().map(|link| Self { multi: vec![link], single: vec![] });
-        let single = (!self.single.is_empty()).then_some(self.single);
-        multi.chain(single.map(|single| Self { multi: Vec::new(), single }))
-    }
-}
-
-/// A row of the probe table and where its function starts in a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Site {
-    /// Row of the probe table.
-    pub row: u8,
-    /// Offset in the file.
-    pub offset: u64,
-}
-
-/// Whose calls a probe reports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
-    /// Every process that maps the file.
-    Host,
-    /// One process (its task, so an exec keeps it; a fork does not).
-    Process(NonZeroU32),
 }
 
 /// The rings, for the reader thread.
@@ -147,8 +118,7 @@ pub struct LoadOptions {
 }
 
 /// Words of the maps' values, as aya wants them.
-const PYTHON_WORDS: usize = size_of::<PythonConfig>() / 8;
-const PAGES_WORDS: usize = size_of::<ExecutablePages>() / 8;
+const QUOTA_WORDS: usize = size_of::<Quota>() / 8;
 const STRUCTURE_WORDS: usize = size_of::<Structure>() / 4;
 
 /// The loaded programs and the maps that are written from here.
@@ -158,8 +128,9 @@ pub struct Kernel {
     /// As [`UPROBES`]; `None` where this kernel has no multi links.
     multi: Option<[MultiProgram; UPROBES.len()]>,
     armed: Array<MapData, u32>,
-    next_slot: u16,
+    slots: Slots,
     known: HashMap<MapData, u32, u32>,
+    quota: Array<MapData, [u64; QUOTA_WORDS]>,
 }
 
 /// Whether programs learn which probe they run for; `None` where the kernel does not tell.
@@ -234,7 +205,8 @@ impl Kernel {
         tell_structures(&mut ebpf)?;
         let known = take(&mut ebpf, "KNOWN")?;
         let armed = take(&mut ebpf, "ARMED")?;
-        Ok(Self { ebpf, multi, armed, next_slot: 0, known })
+        let quota = take(&mut ebpf, "QUOTA")?;
+        Ok(Self { ebpf, multi, armed, slots: Slots::default(), known, quota })
     }
 
     /// The rings; once.
@@ -261,6 +233,11 @@ impl Kernel {
         })
     }
 
+    /// What a hit costs; once.
+    pub fn take_cost_meter(&mut self) -> Result<CostMeter, KernelError> {
+        Ok(CostMeter::new(take(&mut self.ebpf, "COSTS")?))
+    }
+
     /// The keys that were seen; once.
     pub fn take_seen(&mut self) -> Result<Seen, KernelError> {
         Ok(Seen(take(&mut self.ebpf, "SEEN")?))
@@ -274,104 +251,25 @@ impl Kernel {
         })
     }
 
-    /// Follows a process's life (`FOLLOW_CHILDREN` or 0) before its first call.
+    /// Follows a process's life (`FOLLOW_CHILDREN` or 0) before its first call. What else was set for it
+    /// stays.
     pub fn follow(&mut self, tgid: u32, flags: u32) -> Result<(), KernelError> {
+        let flags = flags | self.known.get(&tgid, 0).unwrap_or_default();
         self.known.insert(tgid, flags, 0).map_err(map_error("KNOWN"))
     }
 
-    /// Attaches every site's programs; all or none. Calls count from when the last one is in place.
-    pub fn attach(
-        &mut self,
-        file: &Path,
-        sites: &[Site],
-        scope: Scope,
-    ) -> Result<Links, KernelError> {
-        let slot = self.next_slot;
-        self.next_slot = slot.wrapping_add(1);
-        self.arm(slot, NOBODY)?;
-        let links = if self.multi.is_some() {
-            self.attach_multi(file, sites, scope, slot)
-        } else {
-            self.attach_single(file, sites, scope, slot)
-        }?;
-        let whose = match scope {
-            Scope::Host => ANYBODY,
-            Scope::Process(pid) => pid.get(),
-        };
-        self.arm(slot, whose)?;
-        Ok(links)
-    }
-
-    fn arm(&mut self, slot: u16, whose: u32) -> Result<(), KernelError> {
-        self.armed.set(u32::from(slot), whose, 0).map_err(map_error("ARMED"))
-    }
-
-    /// A link for all entries, one for all returns.
-    fn attach_multi(
-        &self,
-        file: &Path,
-        sites: &[Site],
-        scope: Scope,
-        slot: u16,
-    ) -> Result<Links, KernelError> {
-        let Some(programs) = &self.multi else {
-            return Err(KernelError::Part("programs for multi links"));
-        };
-        let pid = match scope {
-            Scope::Host => None,
-            Scope::Process(pid) => Some(pid.get()),
-        };
-        let mut links = Links::default();
-        for (program, (_, returns)) in programs.iter().zip(UPROBES) {
-            let (offsets, cookies): (Vec<u64>, Vec<u64>) = probed(sites, returns, slot)
-                .map(|(site, cookie)| (site.offset, cookie.pack()))
-                .unzip();
-            if !offsets.is_empty() {
-                let link = program
-                    .attach(file, &offsets, &cookies, pid)
-                    .map_err(|source| KernelError::Attach { probes: offsets.len(), source })?;
-                links.multi.push(link);
-            }
+    /// Keeps no more than the totals of a process's `PyTorch` blocks from here on. One that has ended
+    /// needs nothing.
+    pub fn only_totals(&mut self, tgid: u32) {
+        if let Ok(flags) = self.known.get(&tgid, 0) {
+            drop(self.known.insert(tgid, flags | TOTALS_ONLY, BPF_EXIST));
         }
-        Ok(links)
     }
 
-    /// A link for each program and function.
-    fn attach_single(
-        &mut self,
-        file: &Path,
-        sites: &[Site],
-        scope: Scope,
-        slot: u16,
-    ) -> Result<Links, KernelError> {
-        let mut links = Links::default();
-        for (name, returns) in UPROBES {
-            for (site, cookie) in probed(sites, returns, slot) {
-                self.attach_one(name, file, cookie, site.offset, scope, &mut links)?;
-            }
-        }
-        Ok(links)
-    }
-
-    fn attach_one(
-        &mut self,
-        name: &'static str,
-        file: &Path,
-        cookie: Cookie,
-        offset: u64,
-        scope: Scope,
-        links: &mut Links,
-    ) -> Result<(), KernelError> {
-        let scope = match scope {
-            Scope::Host => UProbeScope::AllProcesses,
-            Scope::Process(pid) => UProbeScope::OneProcess(pid),
-        };
-        let location = UProbeAttachLocation::AbsoluteOffset(offset);
-        let point = UProbeAttachPoint { location, cookie: Some(cookie.pack()) };
-        let program = program(&mut self.ebpf, name)?;
-        let id = program.attach(point, file, scope).map_err(program_error(name))?;
-        links.single.push(program.take_link(id).map_err(program_error(name))?);
-        Ok(())
+    /// Limits what one user may add to the ring of calls, or lifts the limits.
+    pub fn set_quota(&mut self, quota: Quota) -> Result<(), KernelError> {
+        let words: [u64; QUOTA_WORDS] = zerocopy::transmute!(quota);
+        self.quota.set(0, words, 0).map_err(map_error("QUOTA"))
     }
 }
 
@@ -385,200 +283,6 @@ fn tell_structures(ebpf: &mut Ebpf) -> Result<(), KernelError> {
         }
     }
     Ok(())
-}
-
-/// Sites that are probed at entry, or those at return, with their cookies.
-fn probed(sites: &[Site], returns: bool, slot: u16) -> impl Iterator<Item = (&Site, Cookie)> {
-    sites.iter().filter_map(move |site| {
-        let probe = PROBES.get(usize::from(site.row))?;
-        let cookie = Cookie { slot, ..probe.cookie(site.row) };
-        (!returns || cookie.kind.returns()).then_some((site, cookie))
-    })
-}
-
-fn program<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut UProbe, KernelError> {
-    ebpf.program_mut(name)
-        .and_then(|program| program.try_into().ok())
-        .ok_or(KernelError::Part(name))
-}
-
-/// Loss counters and `PyTorch` totals, polled.
-#[expect(missing_debug_implementations, reason = "aya's maps have none")]
-pub struct Counters {
-    loss_totals: Array<MapData, u64>,
-    losses: HashMap<MapData, [u32; 2], u64>,
-    tensors: HashMap<MapData, [u32; 2], [u64; 10]>,
-    sites: HashMap<MapData, [u64; 2], [u64; 10]>,
-    blocks: HashMap<MapData, [u64; 2], [u64; 4]>,
-    diagnostics: Option<EbpfLogger<ToTracing>>,
-}
-
-/// Rare words of the kernel half, never one per event, handed on to our own log.
-#[derive(Debug)]
-struct ToTracing;
-
-impl log::Log for ToTracing {
-    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
-        true
-    }
-
-    fn log(&self, record: &log::Record<'_>) {
-        warn!("kernel half: {}", record.args());
-    }
-
-    fn flush(&self) {}
-}
-
-/// A loss counter of one process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ProcessLoss {
-    /// Process.
-    pub tgid: u32,
-    /// Reason.
-    pub reason: Loss,
-    /// Times since the agent started.
-    pub count: u64,
-}
-
-impl Counters {
-    /// Totals by reason, in the order of [`Loss::ALL`].
-    pub fn loss_totals(&self) -> Result<[u64; LOSSES], KernelError> {
-        let mut totals = [0; LOSSES];
-        for (total, reason) in totals.iter_mut().zip(Loss::ALL) {
-            *total =
-                self.loss_totals.get(&(*reason as u32), 0).map_err(map_error("LOSS_TOTALS"))?;
-        }
-        Ok(totals)
-    }
-
-    /// Hands on what the kernel half had to say.
-    pub fn tell_diagnostics(&mut self) {
-        if let Some(logger) = &mut self.diagnostics {
-            logger.flush();
-        }
-    }
-
-    /// Counters per process, as far as the kernel had room for them.
-    pub fn losses(&self) -> Vec<ProcessLoss> {
-        self.losses
-            .iter()
-            .flatten()
-            .filter_map(|([tgid, reason], count)| {
-                let reason = *Loss::ALL.get(reason as usize)?;
-                Some(ProcessLoss { tgid, reason, count })
-            })
-            .collect()
-    }
-
-    /// `PyTorch` totals per process and device. A copy taken during an update is taken again.
-    pub fn tensors(&self) -> Vec<(TensorKey, TensorTotals)> {
-        let keys: Vec<[u32; 2]> = self.tensors.keys().flatten().collect();
-        keys.into_iter()
-            .filter_map(|key| {
-                let totals = self.stable_totals(key)?;
-                Some((TensorKey { tgid: key[0], ordinal: key[1] }, totals))
-            })
-            .collect()
-    }
-
-    fn stable_totals(&self, key: [u32; 2]) -> Option<TensorTotals> {
-        stable(&self.tensors, &key).map(|words| zerocopy::transmute!(words))
-    }
-
-    /// `PyTorch`'s blocks summed by process, device and stack.
-    pub fn sites(&self) -> Vec<(SiteKey, SiteTotals)> {
-        let keys: Vec<[u64; 2]> = self.sites.keys().flatten().collect();
-        keys.into_iter()
-            .filter_map(|key| {
-                let totals = stable(&self.sites, &key)?;
-                Some((zerocopy::transmute!(key), zerocopy::transmute!(totals)))
-            })
-            .collect()
-    }
-
-    /// `PyTorch`'s live blocks, as far as they were seen to be handed out.
-    pub fn blocks(&self) -> Vec<(BlockKey, Block)> {
-        let found = self.blocks.iter().flatten();
-        found.map(|(key, block)| (zerocopy::transmute!(key), zerocopy::transmute!(block))).collect()
-    }
-
-    /// Drops an ended process's counters.
-    pub fn forget(&mut self, tgid: u32) {
-        let ours = |keys: Vec<[u32; 2]>| keys.into_iter().filter(move |key| key[0] == tgid);
-        for key in ours(self.tensors.keys().flatten().collect()) {
-            // Fails only where the entry is gone already.
-            drop(self.tensors.remove(&key));
-        }
-        for key in ours(self.losses.keys().flatten().collect()) {
-            drop(self.losses.remove(&key));
-        }
-        // The process is the lower half of the key's first word.
-        let keys: Vec<[u64; 2]> = self.sites.keys().flatten().collect();
-        for key in keys.into_iter().filter(|key| key[0] as u32 == tgid) {
-            drop(self.sites.remove(&key));
-        }
-    }
-
-    /// Drops the blocks of ended processes: by process, with when it ended, since its id may have
-    /// another owner by now.
-    pub fn sweep_blocks(&mut self, ended: &std::collections::HashMap<u32, u64>) {
-        let gone = self.blocks().into_iter().filter(|(key, block)| {
-            ended.get(&(key.tgid as u32)).is_some_and(|end_ns| block.since_ns <= *end_ns)
-        });
-        for (key, _) in gone {
-            let key: [u64; 2] = zerocopy::transmute!(key);
-            drop(self.blocks.remove(&key));
-        }
-    }
-}
-
-/// A value with a version in its first word, odd while it is written. A copy taken during an update
-/// is taken again.
-fn stable<K: aya::Pod, const N: usize>(
-    map: &HashMap<MapData, K, [u64; N]>,
-    key: &K,
-) -> Option<[u64; N]> {
-    for _ in 0..8 {
-        let first = map.get(key, 0).ok()?;
-        let second = map.get(key, 0).ok()?;
-        if first == second && first[0].is_multiple_of(2) {
-            return Some(first);
-        }
-    }
-    None
-}
-
-/// What the walk of a process's stacks goes by.
-#[expect(missing_debug_implementations, reason = "aya's maps have none")]
-pub struct Guides {
-    python: HashMap<MapData, u32, [u64; PYTHON_WORDS]>,
-    pages: HashMap<MapData, u32, [u64; PAGES_WORDS]>,
-}
-
-impl Guides {
-    /// Says where a process's interpreter is: its Python frames are walked from here on.
-    pub fn set_python(&mut self, tgid: u32, config: &PythonConfig) -> Result<(), KernelError> {
-        let words: [u64; PYTHON_WORDS] = zerocopy::transmute!(*config);
-        self.python.insert(tgid, words, 0).map_err(map_error("PYTHON"))
-    }
-
-    /// Says where a process has executable code.
-    pub fn set_pages(&mut self, tgid: u32, pages: &ExecutablePages) -> Result<(), KernelError> {
-        let words: &[u64; PAGES_WORDS] = zerocopy::transmute_ref!(pages);
-        self.pages.insert(tgid, words, 0).map_err(map_error("PAGES"))
-    }
-}
-
-/// The keys of stacks that the kernel half has met.
-#[expect(missing_debug_implementations, reason = "aya's maps have none")]
-pub struct Seen(HashMap<MapData, u64, u32>);
-
-impl Seen {
-    /// Asks for the stack again at its next meeting, with the large copy.
-    pub fn want_large(&mut self, key: u64) {
-        // One that fell out meanwhile is sent again anyhow.
-        drop(self.0.insert(key, WANTED, BPF_EXIST));
-    }
 }
 
 /// `include/uapi/linux/bpf.h`: only where the key is there.

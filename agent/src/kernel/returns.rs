@@ -7,26 +7,18 @@
 //! function here, and lives or not.
 
 use std::{
-    ffi::{CStr, OsStr},
+    ffi::OsStr,
     hint::black_box,
     io::{self, Read as _, Write as _},
     os::unix::{ffi::OsStrExt as _, process::ExitStatusExt as _},
     process::{Command, ExitStatus, Stdio},
-    sync::Arc,
 };
 
-use perf_event::{
-    Builder,
-    events::{Event, EventData},
-};
-use perf_event_open_sys::bindings::perf_event_attr;
-
+use super::trap::{ITSELF, OwnProbe, When, probed};
 use crate::host::{Host, text};
 
 /// The verb of the child.
 pub const VERB: &str = "__filtered";
-/// This program, whatever became of its path.
-const ITSELF: &CStr = c"/proc/self/exe";
 /// Kernels with the fault, unless somebody mended it there.
 const FAULTY: std::ops::Range<(u32, u32)> = (6, 11)..(6, 14);
 
@@ -76,51 +68,16 @@ fn judge(status: ExitStatus, hits: u64) -> Returns {
     }
 }
 
-/// A return probe in this program, as an event that counts.
-struct ReturnProbe {
-    kind: u32,
-    offset: u64,
-}
-
-impl ReturnProbe {
-    fn at(offset: u64) -> io::Result<Self> {
-        let kind = std::fs::read_to_string("/sys/bus/event_source/devices/uprobe/type")?;
-        let kind = kind.trim().parse().map_err(io::Error::other)?;
-        Ok(Self { kind, offset })
-    }
-}
-
-impl Event for ReturnProbe {
-    fn update_attrs(self, attr: &mut perf_event_attr) {
-        self.update_attrs_with_data(attr);
-    }
-
-    fn update_attrs_with_data(self, attr: &mut perf_event_attr) -> Option<Arc<dyn EventData>> {
-        attr.type_ = self.kind;
-        // `format/retprobe` of the events' source.
-        attr.config = 1;
-        attr.uprobe_path = ITSELF.as_ptr() as u64;
-        attr.probe_offset = self.offset;
-        // The path is no part of this value.
-        None
-    }
-}
-
 /// Has a child meet the probe.
 fn attempt() -> io::Result<(ExitStatus, u64)> {
-    let offset = offset_of_probed()
-        .ok_or_else(|| io::Error::other("this program's own mapping was not found"))?;
+    let probe = OwnProbe::new(When::Return)?;
     let mut child = Command::new(OsStr::from_bytes(ITSELF.to_bytes()))
         .arg(VERB)
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()?;
-    let probed = ReturnProbe::at(offset).and_then(|probe| {
-        let mut counter = Builder::new(probe).observe_pid(child.id() as i32).any_cpu().build()?;
-        counter.enable()?;
-        Ok(counter)
-    });
+    let probed = probe.counter(child.id());
     if let (Ok(_), Some(stdin)) = (&probed, child.stdin.as_mut()) {
         stdin.write_all(&[1])?;
     }
@@ -128,21 +85,6 @@ fn attempt() -> io::Result<(ExitStatus, u64)> {
     drop(child.stdin.take());
     let status = child.wait()?;
     Ok((status, probed?.read()?))
-}
-
-/// Where [`probed`] is in this program's file.
-fn offset_of_probed() -> Option<u64> {
-    let address = probed as *const () as u64;
-    let mappings = Host::live().mappings(std::process::id())?;
-    let within = |map: &&crate::host::Mapping| (map.start..map.end).contains(&address);
-    let mapping = mappings.iter().find(within)?;
-    (address - mapping.start).checked_add(mapping.offset)
-}
-
-/// The function that the child returns from.
-#[inline(never)]
-extern "C" fn probed(value: u64) -> u64 {
-    black_box(value) + 1
 }
 
 /// The child: waits for its byte, forbids itself everything but its end, and returns from the probed
@@ -248,11 +190,5 @@ mod tests {
         assert_eq!(filtered, [Some(true), Some(false), None]);
         tree.write("proc/sys/kernel/osrelease", "6.12.3-amd64\n");
         assert_eq!(tree.host().kernel_release(), Some((6, 12)));
-    }
-
-    #[test]
-    fn the_probed_function_is_found_in_this_program() {
-        assert!(offset_of_probed().is_some());
-        assert_eq!(probed(1), 2);
     }
 }

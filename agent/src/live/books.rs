@@ -6,7 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent_common::call::{KIND_NOTE, RawCall};
+use agent_common::{
+    call::{KIND_NOTE, RawCall},
+    cookie::Kind,
+};
 use ledger::{
     account::{Ledger, breakdown::Breakdown, order::Order, state::State},
     call::{Action, Call, Input, ProcId},
@@ -15,6 +18,7 @@ use ledger::{
 
 use super::{
     Message,
+    brake::Brake,
     devices::Devices,
     lives::Lives,
     polled::Polled,
@@ -78,6 +82,7 @@ pub(super) struct Books {
     pub(super) breakdown: Breakdown,
     pub(super) readings: Readings,
     pub(super) polled: Polled,
+    pub(super) brake: Brake,
     pub(super) stacks: Stacks,
     rows: Vec<AnyRow>,
     events: Vec<EventRow>,
@@ -89,7 +94,12 @@ pub(super) struct Books {
 
 impl Books {
     /// Empty books.
-    pub(super) fn new(opening: Opening, counters: Counters, sink: SyncSender<ToLog>) -> Self {
+    pub(super) fn new(
+        opening: Opening,
+        counters: Counters,
+        brake: Brake,
+        sink: SyncSender<ToLog>,
+    ) -> Self {
         Self {
             lives: Lives::new(opening.host.boot_id()),
             order: Order::new(ORDER_CAPACITY),
@@ -98,6 +108,7 @@ impl Books {
             breakdown: Breakdown::new(),
             readings: Readings::default(),
             polled: Polled::new(counters),
+            brake,
             stacks: Stacks::default(),
             rows: Vec::new(),
             events: Vec::new(),
@@ -172,6 +183,9 @@ impl Books {
         let Some((probe, action)) = decoded else {
             return self.lost(None, "undecodable", 1, None);
         };
+        if probe.kind() == Kind::Call {
+            self.brake.call(raw.tgid, raw.row);
+        }
         let life = self.life_of(raw.tgid, raw.exit_ns);
         let (proc_id, known) = (life.proc_id, life.row.is_some());
         if !known {
@@ -322,17 +336,14 @@ impl Books {
                 self.annotate(proc_id, "warning", text, None);
                 self.lost(Some(tgid), "library_not_probed", 1, None);
             }
-            Notice::Apart { library, tgid, objection, moved } => {
-                let library = library.as_str();
-                let text = format!(
-                    "{library} is probed process by process, since it must not be in pid {tgid}: \
-                     {objection}"
-                );
+            Notice::Apart { library, reason, moved } => {
+                let text = format!("{} is probed process by process: {reason}", library.as_str());
                 self.annotate(None, "warning", text, None);
-                for tgid in moved.into_iter().filter(|moved| *moved != tgid) {
+                for tgid in moved {
                     self.lost(Some(tgid), "probes_moved", 1, None);
                 }
             }
+            Notice::Braked(braking) => self.braked(braking),
             Notice::NoPython { tgid, reason } => {
                 let proc_id = self.lives.current(tgid).map(|life| life.proc_id.0);
                 let text = format!("no Python frames: {reason}");
@@ -390,6 +401,8 @@ impl Books {
         self.write_sites_in_time();
         self.polled.sweep();
         self.write_containers();
+        self.look_at_costs();
+        self.share_ring();
         self.lives.tidy(crate::clock::boot_ns());
     }
 

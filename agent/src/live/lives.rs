@@ -34,6 +34,8 @@ pub(super) struct Life {
     pub late: bool,
     /// When its probes were in place, epoch nanoseconds.
     pub attached_ns: Option<i64>,
+    /// How much is recorded of its tensors, where that is less than of the others'.
+    pub detail: Option<&'static str>,
 }
 
 /// What the kernel half says of a process. One that ended soon after its first call has nothing in
@@ -88,6 +90,7 @@ impl Lives {
                 row: None,
                 late: false,
                 attached_ns: None,
+                detail: None,
             });
             lives.sort_by_key(|life| life.start_ns);
             lives.iter().position(|life| life.proc_id == proc_id).unwrap_or(0)

@@ -9,6 +9,7 @@
 //! ```
 
 pub mod books;
+mod brake;
 mod devices;
 mod lives;
 mod polled;
@@ -22,7 +23,7 @@ mod stacks;
 
 use std::sync::mpsc::Sender;
 
-pub use session::{Options, Session, Summary, Target};
+pub use session::{Options, SelfTest, Session, Summary, Target};
 
 use crate::{attach::Notice, nvml::Sample};
 

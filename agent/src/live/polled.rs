@@ -27,6 +27,8 @@ pub(super) struct Polled {
     unattributed: HashMap<&'static str, u64>,
     totals: HashMap<(u32, u32), TensorTotals>,
     pub(super) sites: Sites,
+    /// Processes whose totals are not kept any more.
+    stopped: HashSet<u32>,
     /// Ended processes whose blocks are still in the kernel's table, with when they ended.
     ended: HashMap<u32, u64>,
     swept: Instant,
@@ -43,6 +45,7 @@ impl Polled {
             unattributed: HashMap::new(),
             totals: HashMap::new(),
             sites: Sites::default(),
+            stopped: HashSet::new(),
             ended: HashMap::new(),
             swept: Instant::now(),
             last_ns: clock::epoch_ns(),
@@ -134,9 +137,33 @@ impl Polled {
         self.counters.sweep_blocks(&std::mem::take(&mut self.ended));
     }
 
+    /// Of each process with any: calls that were lost, and blocks of `PyTorch` that came or went.
+    pub(super) fn hits(&self) -> HashMap<u32, (u64, u64)> {
+        let mut hits: HashMap<u32, (u64, u64)> = HashMap::new();
+        let calls = [Loss::RingFull, Loss::QuotaExceeded, Loss::PendingFull].map(Loss::as_str);
+        for ((tgid, _), count) in self.losses.iter().filter(|((_, of), _)| calls.contains(of)) {
+            hits.entry(*tgid).or_default().0 += count;
+        }
+        for ((tgid, _), totals) in &self.totals {
+            hits.entry(*tgid).or_default().1 += totals.allocs + totals.frees;
+        }
+        hits
+    }
+
+    /// Of a process's blocks no more than the totals is kept from here on.
+    pub(super) fn stop_sites(&mut self, tgid: u32, now_ns: u64) {
+        self.sites.stopped.insert(tgid);
+        self.ended.insert(tgid, now_ns);
+    }
+
+    /// Nor are its totals from here on.
+    pub(super) fn stop_totals(&mut self, tgid: u32) {
+        self.stopped.insert(tgid);
+    }
+
     /// `PyTorch`'s last known totals of a process on a device.
     pub(super) fn totals_of(&self, tgid: u32, ordinal: Option<i32>) -> Option<TensorTotals> {
-        let ordinal = u32::try_from(ordinal?).ok()?;
+        let ordinal = u32::try_from(ordinal?).ok().filter(|_| !self.stopped.contains(&tgid))?;
         self.totals.get(&(tgid, ordinal)).copied()
     }
 
@@ -159,6 +186,7 @@ impl Polled {
     pub(super) fn forget(&mut self, tgid: u32, ended_ns: u64) {
         self.counters.forget(tgid);
         self.sites.forget(tgid);
+        self.stopped.remove(&tgid);
         self.ended.insert(tgid, ended_ns);
         self.totals.retain(|(of, _), _| *of != tgid);
         // The kernel's totals keep these, so they must not turn up as somebody else's.

@@ -105,7 +105,7 @@ impl Books {
         let mut row = known.clone();
         row.attached_ns = life.attached_ns;
         row.ts_ns = crate::clock::epoch_ns();
-        self.opening.detail.clone_into(&mut row.detail);
+        life.detail.unwrap_or(self.opening.detail).clone_into(&mut row.detail);
         self.add(row);
     }
 
@@ -170,6 +170,7 @@ impl Books {
             self.write_process(proc_id);
         }
         self.write_losses();
+        self.brake.forget(tgid);
         self.polled.forget(tgid, self.opening.anchor.boot(ts_ns));
         self.stacks.forget(tgid, proc_id);
         self.state.forget(proc_id.0);

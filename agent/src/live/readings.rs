@@ -235,6 +235,9 @@ impl Books {
             torch_allocated: torch.map(|totals| totals.0),
             torch_reserved: torch.map(|totals| totals.1),
         };
+        if self.brake.is_blind(process.pid) {
+            return;
+        }
         for row in self.breakdown.rows(proc_id, uuid, &moment) {
             self.add(row);
         }

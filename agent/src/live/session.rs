@@ -3,7 +3,7 @@
 use std::{
     path::PathBuf,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicBool, Ordering},
         mpsc::{self, Receiver, Sender, SyncSender, sync_channel},
     },
@@ -11,16 +11,18 @@ use std::{
     time::Duration,
 };
 
+use agent_common::tensor;
 use anyhow::Context as _;
 use ledger::{
     log,
     rows::{AnnotationRow, DeviceRow},
 };
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::{
     Message,
     books::{Books, Opening},
+    brake::{Brake, Limits},
     devices::Devices,
     reader,
     sink::{self, AnyRow, ToLog, Written},
@@ -32,10 +34,10 @@ use crate::{
         guard::Sparing,
         worker::{self, Command},
     },
-    cli::Detail,
+    cli::{Detail, MaxOverhead},
     clock::{self, Anchor},
     host::{CommandDetail, Host},
-    kernel::{Guides, Kernel, Links, LoadOptions, sign::Sign},
+    kernel::{Guides, Kernel, Links, LoadOptions, sign::Sign, trap::Trap},
     nvml::{self, Driver, Gpu, GpuReader as _, NvmlReader, Sampler, SamplerThread},
     probes::Library,
     stacks::{
@@ -66,6 +68,15 @@ pub enum Target {
     Processes,
 }
 
+/// Whether this process may probe itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SelfTest {
+    /// It may.
+    Harmless,
+    /// It is under a seccomp filter, on a kernel that may kill it for a return probe.
+    Dangerous,
+}
+
 /// What to record, and where.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -89,6 +100,10 @@ pub struct Options {
     pub runtime_labels: bool,
     /// Parts of paths of what is the user's own code, wherever it is installed.
     pub user_code: Vec<String>,
+    /// How much of a process's time the probes may take.
+    pub max_overhead: MaxOverhead,
+    /// What a probe costs may be measured in this process.
+    pub self_test: SelfTest,
     /// Whom not.
     pub sparing: Sparing,
     /// The verb, for the manifest.
@@ -160,6 +175,8 @@ impl Session {
         })?;
         let rings = kernel.take_rings()?;
         let counters = kernel.take_counters()?;
+        let cost = kernel.take_cost_meter()?;
+        let trap = cost.trap();
         let stop = Arc::new(AtomicBool::new(false));
         let (commands, command_box) = mpsc::channel();
         let mut seen = kernel.take_seen()?;
@@ -193,12 +210,21 @@ impl Session {
             },
             host_wide: options.target == Target::Host,
         };
-        let books = Books::new(opening, counters, rows);
+        let limits = Limits {
+            max_overhead: options.max_overhead,
+            totals_only: options.detail.in_kernel() == tensor::detail::TOTALS,
+            ring_bytes: options.ring_bytes,
+        };
+        let brake = Brake::new(limits, cost, commands.clone());
+        let books = Books::new(opening, counters, brake, rows);
         let books = spawn("books", move || books.run(&inbox))?;
         let (reader_stop, attach) = (Arc::clone(&stop), commands.clone());
         let ring_reader =
             spawn("reader", move || reader::run(rings, &reader_stop, &attach, &looks))?;
         let nvml = start_nvml(reader, &messages);
+        if options.max_overhead.share().is_some() && options.self_test == SelfTest::Harmless {
+            helpers.push(spawn("trap", move || measure_trap(&trap))?);
+        }
         helpers.push(start_host_samples(options, &messages, &stop)?);
 
         let session = Self {
@@ -301,6 +327,18 @@ fn join<T>(thread: Option<Thread<T>>, name: &str) -> anyhow::Result<Option<T>> {
     match thread.join() {
         Ok(value) => Ok(Some(value)),
         Err(_) => anyhow::bail!("the {name} thread panicked (see above): please report it"),
+    }
+}
+
+/// Measures what meeting a probe costs on this machine.
+fn measure_trap(trap: &OnceLock<Trap>) {
+    match Trap::measure() {
+        Ok(measured) => {
+            debug!(?measured, "what a probe costs");
+            // Nobody else measures it.
+            trap.set(measured).unwrap_or_default();
+        }
+        Err(error) => info!(%error, "what a probe costs was not measured: the usual is taken"),
     }
 }
 

@@ -1,6 +1,6 @@
 //! `PyTorch`'s blocks by the place that allocated them, read from the kernel half once a second.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use agent_common::tensor::{Block, BlockKey, SiteKey, SiteTotals};
 use ledger::{
@@ -29,6 +29,8 @@ pub(super) struct Sites {
     written: HashMap<Place, SiteTotals>,
     /// Keys whose stack is not known yet, with when they were met.
     unresolved: HashMap<(u32, u64), i64>,
+    /// Processes whose blocks are not told apart any more.
+    pub(super) stopped: HashSet<u32>,
     /// The log has a row for [`UNKNOWN_STACK`].
     unknown_told: bool,
     last_ns: i64,
@@ -39,6 +41,7 @@ impl Sites {
     pub(super) fn forget(&mut self, tgid: u32) {
         self.written.retain(|(of, ..), _| *of != tgid);
         self.unresolved.retain(|(of, _), _| *of != tgid);
+        self.stopped.remove(&tgid);
     }
 }
 
@@ -62,6 +65,7 @@ impl Books {
                 places.entry(*place).or_insert(SiteTotals::NONE);
             }
         }
+        places.retain(|(tgid, ..), _| !self.polled.sites.stopped.contains(tgid));
         for (place, totals) in places {
             let before = self.polled.sites.written.insert(place, totals);
             if before.is_some_and(|before| before.version == totals.version) {
@@ -164,6 +168,7 @@ impl Books {
     pub(super) fn live_tensors(&mut self) -> Vec<LiveRow> {
         let now_ns = clock::epoch_ns();
         let mut blocks = self.polled.blocks();
+        blocks.retain(|(key, _)| !self.polled.sites.stopped.contains(&(key.tgid as u32)));
         if blocks.len() > LIVE_BLOCKS {
             blocks.sort_by_key(|(_, block)| std::cmp::Reverse(block.size_bytes));
             let text = format!("the {LIVE_BLOCKS} largest of PyTorch's live blocks are listed");

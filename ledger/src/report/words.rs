@@ -54,6 +54,13 @@ const LOSSES: &[(&str, Meaning)] = &[
         ),
     ),
     (
+        "quota_exceeded",
+        account(
+            "calls not recorded, what is held may be too much or too little: their user had used up \
+             its share of the kernel buffer (raise --ring-size)",
+        ),
+    ),
+    (
         "life_ring_full",
         readings(
             "starts or ends of processes, or backward passes, learnt late or not at all: their \
@@ -157,6 +164,20 @@ const LOSSES: &[(&str, Meaning)] = &[
     (
         "reading_dropped",
         readings("NVML readings dropped, one sample less each: the account was too far behind"),
+    ),
+    (
+        "brake",
+        account(
+            "functions of a process not recorded any more, since the probes cost it more than \
+             --max-overhead: what it holds is not known from then on",
+        ),
+    ),
+    (
+        "brake_lines",
+        places(
+            "times that lines of PyTorch's memory were not recorded any more, since the probes cost \
+             their process more than --max-overhead: what lines hold is as of then",
+        ),
     ),
     (
         "library_not_probed",

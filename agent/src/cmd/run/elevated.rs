@@ -67,6 +67,9 @@ fn start_recorder(args: &Run, folder: &Path, pid: u32) -> anyhow::Result<Recorde
     if let Some(bytes) = recording.max_disk {
         sudo.args(["--max-disk", &bytes.to_string()]);
     }
+    if let Some(max) = recording.max_overhead {
+        sudo.args(["--max-overhead", &max.to_string()]);
+    }
     if recording.full_commands {
         sudo.arg("--full-commands");
     }

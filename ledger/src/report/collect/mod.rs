@@ -209,10 +209,10 @@ impl Collector {
         self.span.see(row.ts_ns);
         match (row.kind.as_str(), row.proc_id) {
             ("late_attach", Some(proc_id)) => self.facts(proc_id, row.ts_ns).late = true,
-            ("warning" | "clock", _) if self.warnings.len() < MAX_WARNINGS => {
+            ("warning" | "clock" | "brake", _) if self.warnings.len() < MAX_WARNINGS => {
                 self.warnings.push(row);
             }
-            ("warning" | "clock", _) => self.more_warnings += 1,
+            ("warning" | "clock" | "brake", _) => self.more_warnings += 1,
             ("deleted", _) => self.deleted.see(&row),
             _ => {}
         }
