@@ -11,6 +11,8 @@ pub mod decode;
 #[cfg(feature = "live")]
 pub mod doctor;
 #[cfg(feature = "live")]
+pub mod environ;
+#[cfg(feature = "live")]
 #[doc(hidden)]
 pub mod fuzzing;
 #[cfg(feature = "live")]

@@ -277,9 +277,9 @@ table! {
         world_size: Option<i32>,
         /// What names the job: launcher's run id, Slurm job.
         job: Option<String>,
-        /// `CUDA_VISIBLE_DEVICES` at exec.
+        /// `CUDA_VISIBLE_DEVICES` when the process called `cuInit`, where that was seen; else at exec.
         cuda_visible_devices: Option<String>,
-        /// `CUDA_DEVICE_ORDER` at exec.
+        /// `CUDA_DEVICE_ORDER` likewise.
         cuda_device_order: Option<String>,
         /// Allocator settings at exec (`PYTORCH_CUDA_ALLOC_CONF` or `PYTORCH_ALLOC_CONF`).
         torch_alloc_conf: Option<String>,

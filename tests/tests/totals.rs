@@ -3,7 +3,13 @@
 
 use std::{thread, time::Duration};
 
-use agent_tests::{agent::Agent, logs::blocks, machine, sim::truth};
+use agent_tests::{
+    agent::Agent,
+    logs::{Logged, blocks},
+    machine,
+    sim::truth,
+    wait::eventually,
+};
 use ledger::{
     account::state::State,
     call::Level,
@@ -158,4 +164,62 @@ fn the_process_says_which_device_is_which() {
     assert_eq!(alloc.gpu_uuid.as_deref(), Some(&*uuids[0]));
     let process = logged.process(pid).unwrap();
     assert_eq!(process.cuda_visible_devices.as_deref(), Some(&*visible));
+}
+
+/// UUIDs of the GPUs that the process's blocks are told to be on.
+fn told(logged: &Logged, pid: u32) -> Vec<Option<String>> {
+    let events = logged.events().unwrap().into_iter();
+    let its = events.filter(|event| event.pid == pid as i32 && event.op == "alloc");
+    its.map(|event| event.gpu_uuid).collect()
+}
+
+#[test]
+fn a_program_that_chooses_its_device_itself_is_put_there() {
+    let Some(device) = machine::gpus().unwrap() else { return };
+    let device = device.gpus(4);
+    let uuids: Vec<_> =
+        device.smi().unwrap().gpus.into_iter().map(|gpu| gpu.uuid).collect::<Vec<_>>();
+    // What it is given, what it chooses, where that is.
+    let cases = [("0", "2", 2), ("3,1", "-", 0), ("1", &*uuids[3], 3), ("2", "2", 2)];
+    for (given, chosen, gpu) in cases {
+        let agent = Agent::new(&device).log(&device.folder().join(format!("log-{gpu}-{given}")));
+        let mut program =
+            agent.env("CUDA_VISIBLE_DEVICES", given).start("chooses", &[chosen]).unwrap();
+        program.until_ready().unwrap();
+        let pid = program.pid().unwrap();
+        assert!(device.smi().unwrap().process_bytes(gpu, pid).is_some(), "{given} {chosen}");
+        // A real program lives for longer than the agent needs: a context alone takes a tenth of a second.
+        eventually("its first call is in the log", || {
+            let process = Logged::open(program.log()).and_then(|logged| logged.process(pid));
+            process.is_ok_and(|process| process.from_start)
+        });
+        let recorded = program.finish().unwrap();
+        let logged = recorded.open().unwrap();
+        assert_eq!(told(&logged, pid), [Some(uuids[gpu].clone())], "{given} {chosen}");
+        let visible = (chosen != "-").then_some(chosen);
+        assert_eq!(logged.process(pid).unwrap().cuda_visible_devices.as_deref(), visible);
+    }
+}
+
+#[test]
+fn of_a_program_that_chose_its_device_before_it_was_attached_to_none_is_told() {
+    let Some(device) = machine::gpus().unwrap() else { return };
+    let device = device.gpus(4).set("CUDA_VISIBLE_DEVICES", "0");
+    let [mut chose, mut kept] = ["2", "0"].map(|gpus| device.start("chooses", &[gpus]).unwrap());
+    for program in [&mut chose, &mut kept] {
+        program.until_ready().unwrap();
+    }
+    let pids = [chose.pid(), kept.pid()];
+    let recording = Agent::new(&device).attach(&pids).unwrap();
+    for program in [&mut chose, &mut kept] {
+        program.step("").unwrap();
+    }
+    let recorded = recording.stop().unwrap();
+    let logged = recorded.open().unwrap();
+    let first = device.smi().unwrap().gpus[0].uuid.clone();
+    assert_eq!(told(&logged, pids[0]), [None]);
+    assert_eq!(told(&logged, pids[1]), [Some(first)]);
+    for program in [chose, kept] {
+        assert!(program.finish().unwrap().1.success());
+    }
 }

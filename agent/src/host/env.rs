@@ -30,6 +30,9 @@ pub const ALLOWED: &[&str] = &[
     "UCX_MEM_CUDA_HOOK_MODE",
 ];
 
+/// What CUDA's numbering of devices goes by.
+const DEVICES: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"];
+
 /// Rank, local rank and world size by launcher, most specific first. The three numbers of a
 /// process come from one launcher: under `srun torchrun` Slurm counts nodes, torchrun ranks.
 const LAUNCHERS: &[[Option<&'static str>; 3]] = &[
@@ -65,6 +68,11 @@ impl Env {
             found.entry(*key).or_insert_with(|| text::clean(value, 4096));
         }
         Self(found)
+    }
+
+    /// Whether CUDA makes the same devices of both.
+    pub fn same_devices(&self, other: &Self) -> bool {
+        DEVICES.iter().all(|name| self.get(name) == other.get(name))
     }
 
     /// The value of one variable.

@@ -81,6 +81,14 @@ fn hex(word: &str) -> Option<u64> {
 }
 
 impl Host {
+    /// The mapping of what a process executes.
+    pub fn main_executable<'a>(&self, pid: u32, mappings: &'a [Mapping]) -> Option<&'a Mapping> {
+        let target = self.process_path(pid, "exe").read_link().ok()?;
+        let named = target.as_os_str().as_encoded_bytes();
+        let named = named.strip_suffix(b" (deleted)").unwrap_or(named);
+        mappings.iter().find(|mapping| mapping.path.as_os_str().as_encoded_bytes() == named)
+    }
+
     /// The file mappings of a process, by address; `None` where its maps cannot be read.
     pub fn mappings(&self, pid: u32) -> Option<Vec<Mapping>> {
         let file = File::open(self.process_path(pid, "maps")).ok()?;

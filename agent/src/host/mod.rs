@@ -15,6 +15,7 @@ mod libs;
 pub mod maps;
 mod open;
 mod ordinals;
+mod segments;
 mod stat;
 mod system;
 pub mod text;
@@ -30,6 +31,7 @@ pub use self::{
     maps::Mapping,
     open::{BoundedElf, ElfSource, FileId, open_regular},
     ordinals::ordinal_map,
+    segments::Segments,
     stat::{ProcessUsage, Stat},
 };
 

@@ -192,7 +192,10 @@ impl Books {
             self.announce(raw.tgid, proc_id);
         }
         if raw.result == 0 {
-            self.learn_device(proc_id, action);
+            match action {
+                Action::Init => self.count_devices(raw.tgid, proc_id),
+                _ => self.learn_device(proc_id, action),
+            }
         }
         self.order.push(Input::Call(Call {
             proc_id,

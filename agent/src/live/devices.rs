@@ -44,6 +44,12 @@ impl Devices {
         map
     }
 
+    /// Which ordinals are which devices is not known: what the process was given and what it has now
+    /// disagree, and which of them held when it counted its devices was not seen.
+    pub(super) fn unsettle(&mut self, proc_id: ProcId) {
+        self.maps.insert(proc_id, HashMap::new());
+    }
+
     /// The process asked the driver for the UUID of `ordinal`. Where it disagrees with what the
     /// environment said, the ordinal is unknown: a wrong device is worse than none.
     pub(super) fn by_uuid(

@@ -32,6 +32,8 @@ pub(super) struct Life {
     pub row: Option<ProcessRow>,
     /// It used CUDA, or may have, before its probes were in place.
     pub late: bool,
+    /// It has counted its devices (`cuInit`), and its numbers for them are settled.
+    pub counted_devices: bool,
     /// When its probes were in place, epoch nanoseconds.
     pub attached_ns: Option<i64>,
     /// How much is recorded of its tensors, where that is less than of the others'.
@@ -89,6 +91,7 @@ impl Lives {
                 early: None,
                 row: None,
                 late: false,
+                counted_devices: false,
                 attached_ns: None,
                 detail: None,
             });

@@ -11,7 +11,10 @@ use super::{
     books::{Books, Opening},
     lives::Life,
 };
-use crate::host::{Env, Identity};
+use crate::{
+    environ,
+    host::{Env, Identity},
+};
 
 impl Books {
     /// A process began.
@@ -78,8 +81,42 @@ impl Books {
 
     fn set_devices(&mut self, tgid: u32, proc_id: ProcId, env: &Env) {
         let Opening { devices, host, .. } = &mut self.opening;
-        for (ordinal, device) in devices.by_environment(host, tgid, proc_id, env) {
+        let before = devices.all(proc_id);
+        let late = self.lives.by_id(proc_id).is_some_and(|life| life.late);
+        if late && environ::now(host, tgid).is_some_and(|now| !now.same_devices(env)) {
+            devices.unsettle(proc_id);
+        } else {
+            devices.by_environment(host, tgid, proc_id, env);
+        }
+        for (ordinal, _) in before {
+            self.ledger.set_device(proc_id, ordinal, None);
+        }
+        for (ordinal, device) in self.opening.devices.all(proc_id) {
             self.ledger.set_device(proc_id, ordinal, device);
+        }
+    }
+
+    /// The process has just counted its devices, by the environment that it had then: a program may
+    /// have set its own since it was started.
+    pub(super) fn count_devices(&mut self, tgid: u32, proc_id: ProcId) {
+        let Some(life) = self.lives.by_id(proc_id).filter(|life| !life.counted_devices) else {
+            return;
+        };
+        life.counted_devices = true;
+        let (Some(now), Some(given)) =
+            (environ::now(&self.opening.host, tgid), self.opening.host.env(tgid))
+        else {
+            return;
+        };
+        if !now.same_devices(&given) {
+            self.set_devices(tgid, proc_id, &now);
+            if let Some(life) = self.lives.by_id(proc_id)
+                && let Some(row) = life.row.as_mut()
+            {
+                let value = |name| now.get(name).map(str::to_owned);
+                row.cuda_visible_devices = value("CUDA_VISIBLE_DEVICES");
+                row.cuda_device_order = value("CUDA_DEVICE_ORDER");
+            }
         }
     }
 
@@ -135,6 +172,7 @@ impl Books {
             return;
         };
         row.from_start = false;
+        life.counted_devices = false;
         if let Some(identity) = identity {
             *row = identity.row;
             let Opening { devices, host, .. } = &mut self.opening;

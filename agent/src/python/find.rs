@@ -105,21 +105,13 @@ fn candidates<'a>(host: &Host, tgid: u32, mappings: &'a [Mapping]) -> Vec<&'a Ma
         }
     }
     let has_library = files.iter().any(|file| file.file_name().starts_with(b"lib"));
-    if seen_python && let Some(main) = main_executable(host, tgid, mappings) {
+    if seen_python && let Some(main) = host.main_executable(tgid, mappings) {
         let named = main.file_name().windows(6).any(|part| part == b"python");
         if (named || has_library) && !files.iter().any(|known| known.same_file(main)) {
             files.insert(0, main);
         }
     }
     files
-}
-
-/// The mapping of what the process executes.
-fn main_executable<'a>(host: &Host, tgid: u32, mappings: &'a [Mapping]) -> Option<&'a Mapping> {
-    let target = host.process_path(tgid, "exe").read_link().ok()?;
-    let named = target.as_os_str().as_encoded_bytes();
-    let named = named.strip_suffix(b" (deleted)").unwrap_or(named);
-    mappings.iter().find(|mapping| mapping.path.as_os_str().as_encoded_bytes() == named)
 }
 
 /// Looks into one file. `None`: it holds no interpreter.

@@ -2,27 +2,17 @@
 
 use std::fs::File;
 
-use object::{
-    Object as _, ObjectSection as _, ObjectSegment as _, ObjectSymbol as _, SegmentFlags,
-};
+use object::{Object as _, ObjectSection as _, ObjectSymbol as _};
 
-use crate::host::{ElfSource, Mapping};
+use crate::host::{ElfSource, Mapping, Segments};
 
 /// `_PyRuntime` by section, where the symbol was stripped (3.10 and later).
 const RUNTIME_SECTION: &str = ".PyRuntime";
 
-/// A part of the file that is loaded.
-#[derive(Clone, Copy, Debug)]
-struct Segment {
-    addr: u64,
-    offset: u64,
-    executable: bool,
-}
-
 /// The facts of one file; addresses are those in the file.
 #[derive(Debug, Default)]
 pub(crate) struct Image {
-    segments: Vec<Segment>,
+    segments: Segments,
     /// `_PyRuntime`.
     pub(super) runtime: Option<u64>,
     /// `Py_Version`, a constant (3.11 and later).
@@ -40,7 +30,7 @@ impl Image {
     pub(crate) fn read(file: File) -> Option<Self> {
         let source = ElfSource::new(file);
         let elf = object::File::parse(source.reader()).ok()?;
-        let mut image = Self { segments: segments(&elf), ..Self::default() };
+        let mut image = Self { segments: Segments::of(&elf), ..Self::default() };
         for symbol in elf.dynamic_symbols() {
             let Ok(name) = symbol.name() else { continue };
             if symbol.is_definition() {
@@ -77,59 +67,6 @@ impl Image {
 
     /// How much higher the process has the file than the file says, of all its mappings.
     pub(super) fn bias(&self, mappings: &[&Mapping]) -> Option<u64> {
-        let page = !(rustix::param::page_size() as u64 - 1);
-        let pairs =
-            mappings.iter().flat_map(|map| self.segments.iter().map(move |part| (map, part)));
-        let mut fitting = pairs.filter(|(map, part)| {
-            map.offset == part.offset & page && map.executable == part.executable
-        });
-        // Two segments may share a page of the file, but only one is executable.
-        let best = fitting.clone().find(|(map, _)| map.executable).or_else(|| fitting.next());
-        best.map(|(map, part)| map.start.wrapping_sub(part.addr & page))
-    }
-}
-
-fn segments<'a>(elf: &impl object::Object<'a>) -> Vec<Segment> {
-    elf.segments()
-        .map(|segment| Segment {
-            addr: segment.address(),
-            offset: segment.file_range().0,
-            executable: matches!(segment.flags(), SegmentFlags::Elf { p_flags }
-                if p_flags & object::elf::PF_X != 0),
-        })
-        .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn mapping(start: u64, offset: u64, executable: bool) -> Mapping {
-        let path = "/usr/bin/python3".into();
-        let end = start + 0x1000;
-        Mapping { start, end, executable, offset, dev: (8, 1), inode: 7, path, deleted: false }
-    }
-
-    #[test]
-    fn the_bias_comes_from_the_executable_segment() {
-        let segment = |addr, offset, executable| Segment { addr, offset, executable };
-        let image = Image {
-            segments: vec![
-                segment(0x40_0000, 0, false),
-                segment(0x40_2345, 0x1345, true),
-                segment(0x40_4345, 0x1999, false),
-            ],
-            ..Image::default()
-        };
-        let (low, code, data) = (
-            mapping(0x7000, 0, false),
-            mapping(0x9000, 0x1000, true),
-            mapping(0xb000, 0x1000, false),
-        );
-        let bias = 0x9000_u64.wrapping_sub(0x40_2000);
-        assert_eq!(image.bias(&[&low, &data, &code]), Some(bias));
-        assert_eq!(image.bias(&[&low]), Some(0x7000_u64.wrapping_sub(0x40_0000)));
-        assert_eq!(image.bias(&[&mapping(0x7000, 0x8000, true)]), None);
-        assert_eq!(Image::default().bias(&[&low]), None);
+        self.segments.bias(mappings)
     }
 }

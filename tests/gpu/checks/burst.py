@@ -70,3 +70,32 @@ def burst_async(context, outcome):
 @check("burst-sync", "32,000 cudaMalloc pairs from 8 threads", 120, ["burst"])
 def burst_sync(context, outcome):
     burst(context, outcome, "sync", 4_000)
+
+
+@check("brake", "3,200,000 cudaMallocAsync pairs from 8 threads, with a limit of 2 %", 120, ["burst"])
+def brake(context, outcome):
+    """The program loses the two functions that it calls, pays for them no longer, and is unharmed."""
+    command = [context.built("burst"), str(THREADS), "400000", "async", "1"]
+    alone = said(context.run(outcome, command, timeout=60).match(r"^BURST (.*)")[1])
+    recording = context.record(outcome, "brake", command, timeout=90, max_overhead="2")
+    outcome.expect_equal("exit code", recording.code, 0)
+    figures = said(recording.program.match(r"^BURST (.*)")[1])
+    log = recording.log
+    notes = log.table("annotations")
+    brakes = notes[notes.kind == "brake"]
+    outcome.expect_equal("steps", len(brakes), 1)
+    outcome.expect("it is said", "the probes cost pid" in recording.program.error)
+    losses = log.losses()
+    outcome.expect_equal("functions that it lost", losses.get("brake"), 2)
+    events = log.of(int(recording.program.match(r"^PID (\d+)")[1]))
+    seen = int(events.api.isin(APIS["async"][0] + APIS["async"][1]).sum())
+    made = int(figures["allocs"] + figures["frees"])
+    outcome.expect("seen + lost < made", seen + log.lost_calls() < made)
+    outcome.figure("made", made)
+    outcome.figure("seen", seen)
+    outcome.figure("lost", losses)
+    outcome.figure("said", brakes.text.iloc[0] if len(brakes) else None)
+    for key in ("wall_ms", "ns_per_pair_per_thread"):
+        outcome.figure(f"{key} alone", alone[key])
+        outcome.figure(f"{key} with the brake", figures[key])
+    outcome.figure("ratio", round(figures["wall_ms"] / alone["wall_ms"], 3))

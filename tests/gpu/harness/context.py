@@ -71,11 +71,13 @@ class Context:
         program.wait(timeout)
         return program
 
-    def record(self, outcome, name, command, env=None, timeout=60):
+    def record(self, outcome, name, command, env=None, timeout=60, max_overhead="none"):
         """Runs a program under `vramscope run`, once for all checks that name the same."""
         if name not in self._recordings:
             try:
-                self._recordings[name] = self._record(outcome, name, command, env, timeout)
+                self._recordings[name] = self._record(
+                    outcome, name, command, env, timeout, max_overhead
+                )
             except Exception as error:
                 self._recordings[name] = error
                 raise
@@ -85,9 +87,10 @@ class Context:
         outcome.keep += known.files
         return known
 
-    def _record(self, outcome, name, command, env, timeout):
+    def _record(self, outcome, name, command, env, timeout, max_overhead):
         path = self.logs / name
-        program = self.start(outcome, [self.binary, "run", "-o", path, "--", *command], env)
+        run = [self.binary, "run", "-o", path, "--max-overhead", max_overhead, "--"]
+        program = self.start(outcome, [*run, *command], env)
         try:
             program.wait(timeout)
         finally:
@@ -100,7 +103,8 @@ class Context:
     def attach(self, outcome, name, pid, *options):
         """Starts `vramscope attach`; gives the program and the log's path."""
         path = self.logs / name
-        command = [self.binary, "attach", str(pid), "-o", path, *options]
+        limits = ["--max-overhead", "none"]
+        command = [self.binary, "attach", str(pid), "-o", path, *limits, *options]
         outcome.keep.append(path)
         return self.start(outcome, command), path
 

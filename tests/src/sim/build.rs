@@ -154,6 +154,7 @@ const PROGRAMS: &[(&str, &str, &[&str])] = &[
     ("share", "share.c", &["-l:libcuda.so.1"]),
     ("smi", "smi.c", &["-l:libnvidia-ml.so.1"]),
     ("threads", "threads.c", &["-l:libcuda.so.1"]),
+    ("chooses", "chooses.c", &["-l:libcuda.so.1"]),
     ("flood", "flood.c", &["-l:libc10_cuda.so", "-l:libcuda.so.1"]),
     ("torch_like", "torch_like.c", &["-l:libc10_cuda.so"]),
     ("ucx", "ucx.c", &["-l:libcuda.so.1", "-ldl"]),
