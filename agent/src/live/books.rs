@@ -68,6 +68,8 @@ pub(super) struct Opening {
     pub(super) every_tensor: bool,
     /// How much of command lines.
     pub(super) commands: CommandDetail,
+    /// When the recording began, `CLOCK_BOOTTIME`.
+    pub(super) opened_ns: u64,
     /// Processes that were not followed before may be met (`record`).
     pub(super) host_wide: bool,
 }

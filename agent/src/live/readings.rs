@@ -130,25 +130,30 @@ impl Books {
         }
     }
 
-    /// The traced process of a pid. A process that was met by NVML first is introduced.
+    /// The traced process of a pid. A process that was met by NVML first is introduced: it has memory
+    /// on a device, and what it did for that was not seen.
     fn whose(&mut self, pid: u32, ts_ns: i64) -> Option<ProcId> {
         let boot_ns = (ts_ns - self.opening.anchor.offset_ns()) as u64;
-        let host_wide = self.opening.host_wide;
         let life = self.lives.at(pid, boot_ns).filter(|life| life.ended_ns.is_none());
-        let (proc_id, known) = match life {
-            Some(life) => (life.proc_id, life.row.is_some()),
-            None if host_wide => {
+        let life = match life {
+            Some(life) => life,
+            None if self.opening.host_wide => {
                 let start_ns = self.opening.host.start_boot_ns(pid)?;
-                let life = self.lives.begin(pid, start_ns);
-                life.late = true;
-                (life.proc_id, false)
+                self.lives.begin(pid, start_ns)
             }
             None => return None,
         };
-        if !known && host_wide {
+        let proc_id = life.proc_id;
+        if life.row.is_none() {
+            // What it holds is one sum, as of a process that was attached to.
+            life.late = true;
+            let began_before = life.start_ns < self.opening.opened_ns;
             self.announce(pid, proc_id);
+            if !began_before {
+                self.lost(Some(pid), "start_not_seen", 1, None);
+            }
         }
-        (known || host_wide).then_some(proc_id)
+        Some(proc_id)
     }
 
     /// What NVML charges to late processes at the first reading is what they held before, and what

@@ -208,6 +208,7 @@ impl Session {
             } else {
                 CommandDetail::Redacted
             },
+            opened_ns: clock::boot_ns(),
             host_wide: options.target == Target::Host,
         };
         let limits = Limits {
