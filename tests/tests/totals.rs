@@ -113,7 +113,13 @@ fn the_parts_of_the_breakdown_add_up_to_what_nvml_charges() {
     let lines = program.until_ready().unwrap();
     let pid = program.pid().unwrap();
     let charged = device.smi().unwrap().process_bytes(1, pid).unwrap() as i64;
-    thread::sleep(Duration::from_millis(2500));
+    let held: i64 = truth::live(&lines).iter().map(|block| block.size_bytes as i64).sum();
+    assert_eq!(held, 30 * MIB);
+    eventually("all of it is in the breakdown", || {
+        let rows = Logged::open(program.log()).and_then(|logged| logged.rows::<BreakdownRow>());
+        let whole = |row: &BreakdownRow| row.category == "live_device" && row.bytes == held;
+        rows.is_ok_and(|rows| rows.iter().any(whole))
+    });
     let recorded = program.finish().unwrap();
     let logged = recorded.open().unwrap();
     let process = logged.process(pid).unwrap();
@@ -123,8 +129,6 @@ fn the_parts_of_the_breakdown_add_up_to_what_nvml_charges() {
         let found = rows.iter().find(|row| row.ts_ns == last_ns && row.category == category);
         found.map_or(0, |row| row.bytes)
     };
-    let held: i64 = truth::live(&lines).iter().map(|block| block.size_bytes as i64).sum();
-    assert_eq!(held, 30 * MIB);
     assert_eq!(at("nvml_used"), charged);
     assert_eq!(at("live_device"), held);
     assert_eq!(at("before_attach"), 0);
