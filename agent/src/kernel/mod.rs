@@ -4,8 +4,9 @@ pub mod btf;
 mod multi;
 pub mod returns;
 pub mod sign;
+mod slots;
 
-use std::{io, num::NonZeroU32, os::fd::OwnedFd, path::Path};
+use std::{io, num::NonZeroU32, os::fd::OwnedFd, path::Path, sync::Arc};
 
 use agent_common::{
     call::Structure,
@@ -30,8 +31,8 @@ use thiserror::Error;
 use tracing::{info, warn};
 use zerocopy::IntoBytes as _;
 
-use self::multi::MultiProgram;
 pub use self::multi::supported as has_multi_links;
+use self::{multi::MultiProgram, slots::Slots};
 use crate::probes::{self, PROBES};
 
 #[cfg(target_arch = "x86_64")]
@@ -78,6 +79,12 @@ pub enum KernelError {
         /// Why.
         source: io::Error,
     },
+    /// Too many files in too many processes.
+    #[error(
+        "find a number for the probes: all are in use; record fewer processes at a time, or the whole \
+         host (`record`), where one number serves a file in all of them"
+    )]
+    NoSlot,
     /// A map operation failed.
     #[error("use the eBPF map {map}")]
     Map {
@@ -93,14 +100,34 @@ pub enum KernelError {
 pub struct Links {
     multi: Vec<OwnedFd>,
     single: Vec<UProbeLink>,
+    /// Where the kernel half looks up whose calls they report.
+    slot: Option<Arc<u16>>,
 }
 
 impl Links {
+    /// As one of a file that is probed.
+    #[cfg(test)]
+    pub(crate) fn of_test() -> Self {
+        let link = std::fs::File::open("/dev/null").unwrap().into();
+        Self { multi: vec![link], ..Self::default() }
+    }
+
+    /// Whether there is no probe.
+    pub fn is_empty(&self) -> bool {
+        self.multi.is_empty() && self.single.is_empty()
+    }
+
     /// Each of them alone: the kernel waits at each that goes, and can wait for all at once.
     pub fn split(self) -> impl Iterator<Item = Self> {
-        let multi = self.multi.into_iter().map(|link| Self { multi: vec![link], single: vec![] });
-        let single = (!self.single.is_empty()).then_some(self.single);
-        multi.chain(single.map(|single| Self { multi: Vec::new(), single }))
+        let Self { multi, single, slot } = self;
+        let slot_of_single = slot.clone();
+        let multi = multi.into_iter().map(move |link| Self {
+            multi: vec![link],
+            single: vec![],
+            slot: slot.clone(),
+        });
+        let single = (!single.is_empty()).then_some(single);
+        multi.chain(single.map(|single| Self { multi: vec![], single, slot: slot_of_single }))
     }
 }
 
@@ -158,7 +185,7 @@ pub struct Kernel {
     /// As [`UPROBES`]; `None` where this kernel has no multi links.
     multi: Option<[MultiProgram; UPROBES.len()]>,
     armed: Array<MapData, u32>,
-    next_slot: u16,
+    slots: Slots,
     known: HashMap<MapData, u32, u32>,
 }
 
@@ -234,7 +261,7 @@ impl Kernel {
         tell_structures(&mut ebpf)?;
         let known = take(&mut ebpf, "KNOWN")?;
         let armed = take(&mut ebpf, "ARMED")?;
-        Ok(Self { ebpf, multi, armed, next_slot: 0, known })
+        Ok(Self { ebpf, multi, armed, slots: Slots::default(), known })
     }
 
     /// The rings; once.
@@ -279,30 +306,38 @@ impl Kernel {
         self.known.insert(tgid, flags, 0).map_err(map_error("KNOWN"))
     }
 
-    /// Attaches every site's programs; all or none. Calls count from when the last one is in place.
-    pub fn attach(
+    /// Attaches every site's programs; all or none. Calls count from [`Self::arm`] on.
+    pub fn attach_unarmed(
         &mut self,
         file: &Path,
         sites: &[Site],
         scope: Scope,
     ) -> Result<Links, KernelError> {
-        let slot = self.next_slot;
-        self.next_slot = slot.wrapping_add(1);
-        self.arm(slot, NOBODY)?;
+        let slot = self.slots.take().ok_or(KernelError::NoSlot)?;
+        self.set_armed(*slot, NOBODY)?;
         let links = if self.multi.is_some() {
-            self.attach_multi(file, sites, scope, slot)
+            self.attach_multi(file, sites, scope, *slot)
         } else {
-            self.attach_single(file, sites, scope, slot)
+            self.attach_single(file, sites, scope, *slot)
         }?;
+        Ok(Links { slot: Some(slot), ..links })
+    }
+
+    /// From here on their calls count.
+    pub fn arm(&mut self, links: &Links, scope: Scope) -> Result<(), KernelError> {
         let whose = match scope {
             Scope::Host => ANYBODY,
             Scope::Process(pid) => pid.get(),
         };
-        self.arm(slot, whose)?;
-        Ok(links)
+        links.slot.as_ref().map_or(Ok(()), |slot| self.set_armed(**slot, whose))
     }
 
-    fn arm(&mut self, slot: u16, whose: u32) -> Result<(), KernelError> {
+    /// From here on their calls do not count any more.
+    pub fn disarm(&mut self, links: &Links) -> Result<(), KernelError> {
+        links.slot.as_ref().map_or(Ok(()), |slot| self.set_armed(**slot, NOBODY))
+    }
+
+    fn set_armed(&mut self, slot: u16, whose: u32) -> Result<(), KernelError> {
         self.armed.set(u32::from(slot), whose, 0).map_err(map_error("ARMED"))
     }
 
