@@ -1,12 +1,12 @@
 //! Which files hold traced functions, which processes map them, and the probes in them.
 //!
-//! Probes belong to a file. `record` attaches once a file, for every process ([`shared`]); `run` and
+//! Probes belong to a file. `record` attaches once a file, for every process (`shared`); `run` and
 //! `attach` put probes into the followed processes only, as they map the file. A process whose code
 //! somebody else has patched is spared ([`guard`]).
 //!
-//! A file is known by (device, inode), and stays open as long as it is known ([`files`]). overlayfs
+//! A file is known by (device, inode), and stays open as long as it is known (`files`). overlayfs
 //! shows one file under other numbers in each of its mounts, so that whether a process is probed
-//! already is not asked of the numbers but of the process's memory ([`put`]).
+//! already is not asked of the numbers but of the process's memory (`put`).
 
 pub mod candidates;
 pub mod elf;
