@@ -118,6 +118,15 @@ void sim_unlock(void)
     pthread_mutex_unlock(&state->lock);
 }
 
+/* As the driver, which knows the host's numbers also of processes in containers: what /proc says, for a
+ * container whose /proc is the host's. */
+static int32_t own_pid(void)
+{
+    char text[16] = "";
+    ssize_t n = readlink("/proc/self", text, sizeof text - 1);
+    return n > 0 ? (int32_t)strtol(text, NULL, 10) : getpid();
+}
+
 /* False when the process is gone; a zombie's files are closed, so its memory is, too. */
 static bool identify(int32_t pid, struct sim_identity *who)
 {
@@ -235,7 +244,7 @@ void sim_reclaim(void)
 int sim_owner_register(void)
 {
     struct sim_identity who;
-    if (!identify(getpid(), &who))
+    if (!identify(own_pid(), &who))
         return -1;
     int free_slot = -1;
     for (int slot = SIM_MAX_OWNERS - 1; slot >= 0; slot--) {

@@ -26,6 +26,21 @@ impl Disk {
         Ok(Self(folder))
     }
 
+    /// Makes one whose inode numbers are given to new files as soon as others are deleted. `None`
+    /// where the machine can't.
+    pub fn with_ext4(device: &SimDevice) -> Result<Option<Self>> {
+        let folder = device.folder().join("disk");
+        fs::create_dir(&folder).with_context(|| format!("create {}", folder.display()))?;
+        let image = device.folder().join("disk.img");
+        let file = File::create(&image).with_context(|| format!("create {}", image.display()))?;
+        file.set_len(64 << 20).with_context(|| format!("size {}", image.display()))?;
+        let done =
+            |command: &mut Command| command.output().is_ok_and(|output| output.status.success());
+        let made = done(Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&image))
+            && done(Command::new("mount").args(["-o", "loop"]).args([&image, &folder]));
+        Ok(made.then_some(Self(folder)))
+    }
+
     /// Where it is.
     pub fn folder(&self) -> &Path {
         &self.0

@@ -7,7 +7,7 @@ use std::{
 
 use tracing::warn;
 
-use super::{Attacher, Notice, Place};
+use super::{Attacher, Notice, Place, chain};
 use crate::{
     host::FileId,
     kernel::{KernelError, Links, Scope, Site},
@@ -76,11 +76,13 @@ impl Attacher {
     }
 
     /// The functions that are probed in this scope.
-    pub(super) fn kept(&self, place: &Place<'_>, sites: &[Site]) -> Vec<Site> {
-        let left_out = place.owner.and_then(|tgid| self.brakes.left_out.get(&tgid));
-        let kept =
-            sites.iter().filter(|site| left_out.is_none_or(|rows| !rows.contains(&site.row)));
-        kept.copied().collect()
+    pub(super) fn kept(&self, scope: Scope, sites: &[Site]) -> Vec<Site> {
+        let left_out = match scope {
+            Scope::Host => None,
+            Scope::Process(tgid) => self.brakes.left_out.get(&tgid.get()),
+        };
+        let kept = |site: &&Site| left_out.is_none_or(|rows| !rows.contains(&site.row));
+        sites.iter().filter(kept).copied().collect()
     }
 
     /// Whether new probes of a process count at once.
@@ -96,29 +98,30 @@ impl Attacher {
 
     /// Puts the functions that are left into the place of all.
     fn reattach(&mut self, tgid: u32, library: Library) {
-        let sources: Vec<_> = self
-            .sources_of(tgid)
-            .into_iter()
-            .filter(|(_, source)| source.library == library)
-            .collect();
-        for (id, source) in sources {
-            let Some(sites) = self.files.get(&id).cloned().flatten() else { continue };
-            let place = Place { id, library, shown: &source.shown, owner: Some(tgid) };
-            let fewer = self.attach_sites_unarmed(&place, &source.file, &sites);
-            let switched = fewer.and_then(|links| self.replace(tgid, id, links));
-            if let Err(error) = switched {
-                self.failed(&place, super::chain(&error));
+        let Some(scope) = NonZeroU32::new(tgid).map(Scope::Process) else { return };
+        let sources = self.sources_of(tgid);
+        for (id, source) in sources.into_iter().filter(|(_, source)| source.library == library) {
+            let fewer = self.links(&source, scope);
+            if let Err(error) = fewer.and_then(|links| self.replace((tgid, id), scope, links)) {
+                let shown = source.shown.as_path();
+                self.failed(&Place { id, library, shown, owner: Some(tgid) }, chain(&error));
             }
         }
     }
 
-    fn replace(&mut self, tgid: u32, id: FileId, links: Links) -> Result<(), KernelError> {
-        let Some(attached) = self.process_links.get_mut(&(tgid, id)) else { return Ok(()) };
+    fn replace(
+        &mut self,
+        key: (u32, FileId),
+        scope: Scope,
+        links: Links,
+    ) -> Result<(), KernelError> {
+        let Some(attached) = self.process_links.get_mut(&key) else { return Ok(()) };
         let old = std::mem::replace(&mut attached.links, links);
-        let scope = NonZeroU32::new(tgid).map_or(Scope::Host, Scope::Process);
-        let result = self.kernel.switch(&[&old], &[(&attached.links, scope)]);
+        // Between the two only microseconds pass; a call that is in flight then returns to the new ones.
+        let disarmed = self.kernel.disarm(&old);
+        let armed = disarmed.and_then(|()| self.kernel.arm(&attached.links, scope));
         self.throw_away(old);
-        result
+        armed
     }
 
     /// Gives each process probes of its own in the place of those of the whole host. The others lose
@@ -127,32 +130,32 @@ impl Attacher {
         if !self.guard.set_apart(library) {
             return;
         }
-        let of_host: Vec<Links> = self
-            .host_links
-            .extract_if(|_, (of, _)| *of == library)
-            .map(|(_, (_, links))| links)
-            .collect();
         self.brakes.waiting = Some(Vec::new());
         for tgid in self.guard.users(library) {
             self.look_at(tgid);
         }
-        let waiting = self.brakes.waiting.take().unwrap_or_default();
-        let from: Vec<&Links> = of_host.iter().collect();
-        let to: Vec<(&Links, Scope)> = waiting
-            .iter()
-            .filter_map(|key| {
-                let links = &self.process_links.get(key)?.links;
-                Some((links, Scope::Process(NonZeroU32::new(key.0)?)))
-            })
-            .collect();
-        let switched = self.kernel.switch(&from, &to);
-        if let Err(error) = switched {
-            warn!(error = super::chain(&error), "probes of single processes do not count");
+        let of_host = self.shared.take(library);
+        if let Err(error) = self.take_over(&of_host) {
+            warn!(error = chain(&error), "probes of single processes may not count");
         }
         for links in of_host {
             self.throw_away(links);
         }
         let reason = format!("{why}; the other processes have probes of their own from here on");
         self.tell(Notice::Apart { library, reason, moved: Vec::new() });
+    }
+
+    /// Has calls count by the probes that waited, and no more by those of the host.
+    fn take_over(&mut self, of_host: &[Links]) -> Result<(), KernelError> {
+        for links in of_host {
+            self.kernel.disarm(links)?;
+        }
+        for key in self.brakes.waiting.take().unwrap_or_default() {
+            let scope = NonZeroU32::new(key.0).map(Scope::Process);
+            if let (Some(attached), Some(scope)) = (self.process_links.get(&key), scope) {
+                self.kernel.arm(&attached.links, scope)?;
+            }
+        }
+        Ok(())
     }
 }

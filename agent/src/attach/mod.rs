@@ -1,113 +1,51 @@
 //! Which files hold traced functions, which processes map them, and the probes in them.
 //!
-//! Probes belong to a file by (device, inode). `record` attaches once a file, for every process;
-//! `run` and `attach` put probes into the followed processes only, as they map the file. A process
-//! whose code somebody else has patched is spared ([`guard`]).
+//! Probes belong to a file. `record` attaches once a file, for every process (`shared`); `run` and
+//! `attach` put probes into the followed processes only, as they map the file. A process whose code
+//! somebody else has patched is spared ([`guard`]).
+//!
+//! A file is known by (device, inode), and stays open as long as it is known (`files`). overlayfs
+//! shows one file under other numbers in each of its mounts, so that whether a process is probed
+//! already is not asked of the numbers but of the process's memory (`put`).
 
 pub mod brake;
 pub mod candidates;
 pub mod elf;
 pub mod examine;
+mod files;
 pub mod guard;
 pub mod mmaps;
+mod notice;
+mod put;
+mod shared;
 mod spare;
 pub mod worker;
 
 use std::{
     collections::{HashMap, HashSet},
-    fs::File,
     num::NonZeroU32,
-    os::fd::AsRawFd as _,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{Arc, mpsc::Sender},
 };
 
 use agent_common::{life::FOLLOW_CHILDREN, quota::Quota};
 use thiserror::Error;
-use tracing::{debug, warn};
+use tracing::warn;
 
 use crate::{
     clock,
     host::{FileId, Host, maps::Mapping, open_regular},
-    kernel::{Kernel, KernelError, Links, Scope, Site},
+    kernel::{Kernel, KernelError, Links},
     probes::Library,
 };
 
-pub use self::spare::TOO_LATE;
 use self::{
     examine::ToExaminer,
+    files::{Files, Source},
     guard::{Guard, Objection, Sparing},
+    shared::Shared,
 };
-
-/// What the attaching tells the rest.
-#[derive(Clone, Debug)]
-pub enum Notice {
-    /// A process is followed from here on.
-    Following {
-        /// Process.
-        tgid: u32,
-    },
-    /// A process had mapped the driver library before the recording began.
-    AlreadyMapped {
-        /// Process.
-        tgid: u32,
-    },
-    /// Probes are in place.
-    Attached {
-        /// Process; `None` for every process that maps the file.
-        tgid: Option<u32>,
-        /// Path as the process sees it.
-        path: PathBuf,
-        /// Which library it is.
-        library: Library,
-        /// Functions probed.
-        probes: usize,
-        /// Functions of the table that the file has.
-        available: usize,
-        /// When the last probe was in place, `CLOCK_BOOTTIME`.
-        at_ns: u64,
-    },
-    /// A file could not be probed: what its processes do stays unseen.
-    Failed {
-        /// Process, where one is meant.
-        tgid: Option<u32>,
-        /// Path as the process sees it.
-        path: PathBuf,
-        /// Why, the whole chain.
-        error: String,
-    },
-    /// A process is spared: its library is not probed, or not any more.
-    Spared {
-        /// Process.
-        tgid: u32,
-        /// Path as the process sees it.
-        path: PathBuf,
-        /// Why.
-        objection: Objection,
-        /// It was probed until now.
-        was_probed: bool,
-    },
-    /// The whole host is recorded, but of this library each process gets probes of its own.
-    Apart {
-        /// The library.
-        library: Library,
-        /// Why, for the user.
-        reason: String,
-        /// Processes whose probes were taken out and put in again: calls between are not seen.
-        moved: Vec<u32>,
-    },
-    /// Detail was taken away from a process that paid too much for it.
-    Braked(brake::Braking),
-    /// A process runs a Python whose frames cannot be walked: why.
-    NoPython {
-        /// Process.
-        tgid: u32,
-        /// For the user.
-        reason: String,
-    },
-    /// Mapping events were dropped by the kernel, and everything was looked through again.
-    MappingsLost(u64),
-}
+pub use self::{notice::Notice, spare::TOO_LATE};
 
 /// A library in its scope.
 #[derive(Clone, Copy, Debug)]
@@ -120,12 +58,12 @@ struct Place<'a> {
     owner: Option<u32>,
 }
 
-/// Links of a file to one process. The file stays open as long: a child gets the same probes at
-/// once, without a look at what it maps. (The links themselves hold the file as well.)
+/// A file in one process.
 struct Attached {
+    /// None where the file can't be probed, or is probed through another.
     links: Links,
-    /// `None` where the file could not be probed.
-    source: Option<Arc<Source>>,
+    /// A child gets the same probes at once, without a look at what it maps.
+    source: Arc<Source>,
 }
 
 /// What a process maps, of that what concerns us.
@@ -145,14 +83,6 @@ pub enum FollowError {
     /// All of them have to be spared.
     #[error("not probed: {0}")]
     Spared(Objection),
-}
-
-/// A file that was probed.
-struct Source {
-    file: File,
-    library: Library,
-    /// Path as the process saw it.
-    shown: PathBuf,
 }
 
 /// How far the attaching is.
@@ -188,9 +118,13 @@ pub struct Attacher {
     libraries: Vec<Library>,
     followed: HashSet<u32>,
     phase: Phase,
-    files: HashMap<FileId, Option<Vec<Site>>>,
-    host_links: HashMap<FileId, (Library, Links)>,
+    files: Files,
+    /// What is probed for every process.
+    shared: Shared,
+    /// What is probed for one process.
     process_links: HashMap<(u32, FileId), Attached>,
+    /// Mappings that were tried in vain, by where they begin, so that it is told once.
+    hopeless: HashSet<(u32, FileId, u64)>,
     guard: Guard,
     /// What is not probed, so that it is told once.
     spared: HashMap<(u32, FileId), Objection>,
@@ -218,9 +152,10 @@ impl Attacher {
             libraries: scope.libraries,
             followed: HashSet::new(),
             phase: Phase::Usual,
-            files: HashMap::new(),
-            host_links: HashMap::new(),
+            files: Files::default(),
+            shared: Shared::default(),
             process_links: HashMap::new(),
+            hopeless: HashSet::new(),
             guard: Guard::new(scope.sparing),
             spared: HashMap::new(),
             brakes: brake::Brakes::default(),
@@ -280,12 +215,15 @@ impl Attacher {
     /// task, whose place that thread took.
     pub fn executed(&mut self, tgid: u32, by_leader: bool) {
         self.tell_examiner(ToExaminer::Gone(tgid));
+        self.shared.leave(tgid, &HashSet::new());
+        self.hopeless.retain(|(owner, _, _)| *owner != tgid);
         if !by_leader {
             let sources = self.sources_of(tgid);
             self.drop_links(tgid);
             self.attach_sources(tgid, sources);
         }
         self.look_at(tgid);
+        self.settle();
     }
 
     /// The process ended.
@@ -296,6 +234,9 @@ impl Attacher {
         self.guard.forget(tgid);
         self.brakes.forget(tgid);
         self.spared.retain(|(owner, _), _| *owner != tgid);
+        self.hopeless.retain(|(owner, _, _)| *owner != tgid);
+        self.shared.leave(tgid, &HashSet::new());
+        self.settle();
     }
 
     /// Limits what one user may add to the ring of calls, or lifts the limits.
@@ -305,17 +246,16 @@ impl Attacher {
         }
     }
 
+    /// What a process has probes of its own in.
     fn sources_of(&self, tgid: u32) -> Vec<(FileId, Arc<Source>)> {
         let ours = self.process_links.iter().filter(|((owner, _), _)| *owner == tgid);
-        ours.filter_map(|((_, id), attached)| Some((*id, Arc::clone(attached.source.as_ref()?))))
-            .collect()
+        let probed = ours.filter(|(_, attached)| !attached.links.is_empty());
+        probed.map(|((_, id), attached)| (*id, Arc::clone(&attached.source))).collect()
     }
 
     fn attach_sources(&mut self, tgid: u32, sources: Vec<(FileId, Arc<Source>)>) {
         for (id, source) in sources {
-            let Source { file, library, shown } = &*source;
-            let place = Place { id, library: *library, shown, owner: Some(tgid) };
-            self.attach_file(&place, || file.try_clone().ok());
+            self.attach_source(tgid, id, &source);
         }
     }
 
@@ -360,8 +300,23 @@ impl Attacher {
         let Some(id) = candidates::file_id(path) else { return };
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let Some(library) = self.library(name) else { return };
-        let place = Place { id, library, shown: path, owner: tgid.map(NonZeroU32::get) };
-        self.attach_file(&place, || open_regular(path, id));
+        let tgid = tgid.map(NonZeroU32::get);
+        let place = Place { id, library, shown: path, owner: tgid };
+        if self.phase == Phase::Closed || self.is_done(&place) {
+            return;
+        }
+        let source = self.files.get(id).or_else(|| {
+            let Some(file) = open_regular(path, id) else {
+                self.failed(&place, "the file could not be opened".to_owned());
+                return None;
+            };
+            Some(self.learn(&place, file))
+        });
+        match (tgid, source) {
+            (Some(tgid), Some(source)) => self.attach_source(tgid, id, &source),
+            (None, Some(source)) => self.attach_shared(id, &source, None),
+            (_, None) => {}
+        }
     }
 
     fn library(&self, file_name: &str) -> Option<Library> {
@@ -374,13 +329,17 @@ impl Attacher {
         if new_ucx {
             self.make_way(tgid);
         }
+        let mapped = ours.iter().map(|(_, mapping)| mapping.file_id()).collect();
+        if self.shared.leave(tgid, &mapped) {
+            self.settle();
+        }
         if ours.is_empty() {
             return;
         }
         // First: its interpreter is found while the probes are put in.
         self.tell_examiner(ToExaminer::Uses { tgid, mappings, at_ns });
         for (library, mapping) in ours {
-            self.attach_mapping(tgid, (mapping.dev, mapping.inode), library, &mapping);
+            self.attach_mapping(tgid, library, &mapping);
         }
     }
 
@@ -395,7 +354,7 @@ impl Attacher {
                 let name = str::from_utf8(mapping.file_name()).unwrap_or_default();
                 Some((self.library(name)?, mapping))
             })
-            .filter(|(_, mapping)| seen.insert((mapping.dev, mapping.inode)))
+            .filter(|(_, mapping)| seen.insert(mapping.file_id()))
             .map(|(library, mapping)| (library, mapping.clone()))
             .collect();
         let libraries: HashSet<Library> = ours.iter().map(|(library, _)| *library).collect();
@@ -404,139 +363,6 @@ impl Attacher {
         }
         let new_ucx = self.guard.learn(&self.host, tgid, &mappings, libraries);
         Some(Seen { mappings, ours, new_ucx })
-    }
-
-    fn attach_mapping(&mut self, tgid: u32, id: FileId, library: Library, mapping: &Mapping) {
-        let one_by_one = !self.host_wide || self.guard.is_apart(library);
-        let owner = one_by_one.then_some(tgid);
-        let place = Place { id, library, shown: &mapping.path, owner };
-        let host = self.host.clone();
-        self.attach_file(&place, || host.open_mapped(tgid, mapping));
-        if owner.is_none() && self.guard.is_apart(library) {
-            // Somebody objected meanwhile.
-            self.attach_mapping(tgid, id, library, mapping);
-        }
-    }
-
-    /// Attaches the library's rows, once a file and scope. The kernel is given the opened file, not
-    /// a path: what a path names can change, and in a container somebody else chooses it.
-    fn attach_file(&mut self, place: &Place<'_>, open: impl FnOnce() -> Option<File>) {
-        let done = match place.owner {
-            None => self.host_links.contains_key(&place.id) || self.guard.is_apart(place.library),
-            Some(tgid) => self.process_links.contains_key(&(tgid, place.id)),
-        };
-        if done || self.phase == Phase::Closed {
-            return;
-        }
-        let Some(file) = open() else {
-            // A process that ended meanwhile is no failure.
-            if place.owner.is_none_or(|tgid| self.host.mappings(tgid).is_some()) {
-                self.failed(place, "the mapped file could not be opened".to_owned());
-            }
-            return self.keep(place, Links::default(), None);
-        };
-        let Some(sites) = self.sites(place, &file) else { return };
-        if let Some((tgid, objection)) = self.objection(place, &file, &sites) {
-            return self.give_in(place, tgid, objection);
-        }
-        if !self.follow_owner(place) {
-            return;
-        }
-        let links = if self.must_wait(place) {
-            self.attach_sites_unarmed(place, &file, &sites)
-        } else {
-            self.attach_sites(place, &file, &sites)
-        };
-        match links {
-            Ok(links) => self.attached(place, links, file, &sites),
-            Err(error) => self.give_up(place, &error),
-        }
-    }
-
-    fn attached(&mut self, place: &Place<'_>, links: Links, file: File, sites: &[Site]) {
-        // Looked at once more: somebody may have patched it meanwhile.
-        if let Some((tgid, objection)) = self.objection(place, &file, sites) {
-            drop(links);
-            return self.give_in(place, tgid, objection);
-        }
-        debug!(file = %place.shown.display(), owner = place.owner, "attached");
-        if let Some(tgid) = place.owner {
-            self.spared.remove(&(tgid, place.id));
-        }
-        self.tell(Notice::Attached {
-            tgid: place.owner,
-            path: place.shown.to_owned(),
-            library: place.library,
-            probes: sites.len(),
-            available: sites.len(),
-            at_ns: clock::boot_ns(),
-        });
-        self.keep(place, links, Some(file));
-        self.look_at_children(place);
-    }
-
-    fn attach_sites(
-        &mut self,
-        place: &Place<'_>,
-        file: &File,
-        sites: &[Site],
-    ) -> Result<Links, KernelError> {
-        let (path, scope) = target(place, file);
-        let sites = self.kept(place, sites);
-        self.kernel.attach(&path, &sites, scope)
-    }
-
-    /// The same, for probes that wait for others to go.
-    fn attach_sites_unarmed(
-        &mut self,
-        place: &Place<'_>,
-        file: &File,
-        sites: &[Site],
-    ) -> Result<Links, KernelError> {
-        let (path, scope) = target(place, file);
-        let sites = self.kept(place, sites);
-        self.kernel.attach_unarmed(&path, &sites, scope)
-    }
-
-    fn give_up(&mut self, place: &Place<'_>, error: &KernelError) {
-        // A process that ended meanwhile is no failure.
-        let alive = place.owner.is_none_or(|tgid| self.host.mappings(tgid).is_some());
-        self.keep(place, Links::default(), None);
-        if alive {
-            self.failed(place, chain(error));
-        }
-    }
-
-    fn keep(&mut self, place: &Place<'_>, links: Links, file: Option<File>) {
-        let Some(tgid) = place.owner else {
-            self.host_links.insert(place.id, (place.library, links));
-            return;
-        };
-        let source = file.map(|file| {
-            let (library, shown) = (place.library, place.shown.to_owned());
-            Arc::new(Source { file, library, shown })
-        });
-        self.process_links.insert((tgid, place.id), Attached { links, source });
-    }
-
-    /// The probed functions of a file, looked up once.
-    fn sites(&mut self, place: &Place<'_>, file: &File) -> Option<Vec<Site>> {
-        if let Some(known) = self.files.get(&place.id) {
-            return known.clone();
-        }
-        let found = file
-            .try_clone()
-            .map_err(|error| error.to_string())
-            .and_then(|file| elf::sites(file, place.library).map_err(|error| chain(&error)));
-        let sites = match found {
-            Ok(sites) => Some(sites),
-            Err(error) => {
-                self.failed(place, error);
-                None
-            }
-        };
-        self.files.insert(place.id, sites.clone());
-        sites
     }
 
     fn failed(&self, place: &Place<'_>, error: String) {
@@ -554,12 +380,6 @@ impl Attacher {
         // The receiver is gone only when the recording ends.
         self.notices.send(notice).unwrap_or_default();
     }
-}
-
-/// The opened file by a path that names it and nothing else, and whose calls count.
-fn target(place: &Place<'_>, file: &File) -> (PathBuf, Scope) {
-    let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-    (path, place.owner.and_then(NonZeroU32::new).map_or(Scope::Host, Scope::Process))
 }
 
 /// An error with its causes, as `{:#}` of anyhow prints it.

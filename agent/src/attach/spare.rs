@@ -1,15 +1,19 @@
 //! Keeps probes out of processes that object to them, and takes them out where an objection comes
 //! late.
 
-use std::{fs::File, path::Path};
+use std::{path::Path, sync::Arc};
 
 use agent_common::life::FOLLOW_CHILDREN;
 use tracing::{debug, warn};
 
-use super::{Attached, Attacher, Notice, Phase, Place, elf, guard::Objection};
+use super::{
+    Attached, Attacher, Notice, Phase, Place, elf,
+    files::{self, Source},
+    guard::Objection,
+};
 use crate::{
     host::{FileId, Mapping},
-    kernel::{Links, Site},
+    kernel::Links,
     probes::Library,
 };
 
@@ -21,16 +25,12 @@ const DETACHERS: usize = 16;
 
 impl Attacher {
     /// Who objects to probes in the file in this scope, and why.
-    pub(super) fn objection(
-        &self,
-        place: &Place<'_>,
-        file: &File,
-        sites: &[Site],
-    ) -> Option<(u32, Objection)> {
+    pub(super) fn objection(&self, place: &Place<'_>, source: &Source) -> Option<(u32, Objection)> {
         let Some(tgid) = place.owner else { return self.who_objects(place.library) };
         let known = self.guard.objects(&self.host, tgid, place.library);
-        let objection =
-            known.or_else(|| self.guard.compare(&self.host, tgid, place.id, file, sites));
+        let objection = known.or_else(|| {
+            self.guard.compare(&self.host, tgid, place.id, &source.file, source.sites())
+        });
         Some((tgid, objection?))
     }
 
@@ -60,9 +60,9 @@ impl Attacher {
     }
 
     fn compare(&self, tgid: u32, library: Library, mapping: &Mapping) -> Option<Objection> {
-        let id = (mapping.dev, mapping.inode);
-        let file = self.host.open_mapped(tgid, mapping)?;
-        let known = self.files.get(&id).cloned().flatten();
+        let id = mapping.file_id();
+        let file = files::open_mapped(&self.host, tgid, mapping)?;
+        let known = self.files.get(id).and_then(|source| source.sites.clone());
         // A file that is no library can't be probed either.
         let sites = known.or_else(|| elf::sites(file.try_clone().ok()?, library).ok())?;
         self.guard.compare(&self.host, tgid, id, &file, &sites)
@@ -71,8 +71,7 @@ impl Attacher {
     /// UCX was found in a process: whatever probes would meet it are taken out at once.
     pub(super) fn make_way(&mut self, tgid: u32) {
         let Some(objection) = self.guard.objects(&self.host, tgid, Library::Cuda) else { return };
-        let probed_in_all = self.host_links.values().any(|(library, _)| *library == Library::Cuda);
-        if self.host_wide && probed_in_all {
+        if self.host_wide && self.shared.has(Library::Cuda) {
             self.set_apart(Library::Cuda, tgid, objection);
         }
         self.withdraw(tgid, objection);
@@ -80,17 +79,16 @@ impl Attacher {
 
     /// Takes the driver's probes out of a process.
     fn withdraw(&mut self, tgid: u32, objection: Objection) {
-        let of_driver = |attached: &Attached| {
-            attached.source.as_ref().is_some_and(|source| source.library == Library::Cuda)
-        };
+        let of_driver = |attached: &Attached| attached.source.library == Library::Cuda;
         let taken: Vec<_> = self
             .process_links
             .extract_if(|(owner, _), attached| *owner == tgid && of_driver(attached))
             .collect();
         for ((_, id), Attached { links, source }) in taken {
-            self.throw_away(links);
-            let Some(source) = source else { continue };
-            self.spare(tgid, id, &source.shown, objection, true);
+            if !links.is_empty() {
+                self.throw_away(links);
+                self.spare(tgid, id, &source.shown, objection, true);
+            }
         }
     }
 
@@ -100,9 +98,8 @@ impl Attacher {
         if !self.guard.set_apart(library) {
             return;
         }
-        let taken: Vec<_> = self.host_links.extract_if(|_, (of, _)| *of == library).collect();
-        let probed = !taken.is_empty();
-        for (_, (_, links)) in taken {
+        let probed = self.shared.has(library);
+        for links in self.shared.take(library) {
             self.throw_away(links);
         }
         let library_name = library.as_str();
@@ -140,13 +137,13 @@ impl Attacher {
 
     /// Where the whole host is recorded, a process with probes of its own is followed: its children
     /// need some too. False where that fails, which is told.
-    pub(super) fn follow_owner(&mut self, place: &Place<'_>) -> bool {
+    pub(super) fn follow_owner(&mut self, place: &Place<'_>, source: &Arc<Source>) -> bool {
         let Some(tgid) = place.owner else { return true };
         if !self.host_wide || self.followed.contains(&tgid) {
             return true;
         }
         if let Err(error) = self.kernel.follow(tgid, FOLLOW_CHILDREN) {
-            self.give_up(place, &error);
+            self.give_up(tgid, place, &error, source);
             return false;
         }
         debug!(tgid, "followed for its children");
@@ -168,7 +165,7 @@ impl Attacher {
     /// Takes every probe out, for good; they are gone when this returns.
     pub(super) fn detach(&mut self) {
         self.phase = Phase::Closed;
-        let of_host = self.host_links.drain().map(|(_, (_, links))| links);
+        let of_host = self.shared.take_all().into_iter();
         let of_processes = self.process_links.drain().map(|(_, attached)| attached.links);
         let mut all: Vec<Links> = of_host.chain(of_processes).flat_map(Links::split).collect();
         // The kernel waits at each, and for all at once no longer than for one.

@@ -62,20 +62,28 @@ pub enum Command {
 /// How often everything is looked through where mapping events work, and where they do not.
 const RARELY: Duration = Duration::from_secs(30);
 const OFTEN: Duration = Duration::from_secs(1);
+/// How often processes that use a file are looked for: one that made no call ends without a word, and
+/// its file is held until then.
+const TIDY: Duration = Duration::from_secs(2);
 
 /// Serves commands until [`Command::Stop`].
 pub fn run(mut attacher: Attacher, commands: &Receiver<Command>, events_work: bool) {
     let period = if events_work { RARELY } else { OFTEN };
-    let mut next = Instant::now() + period;
+    let (mut next, mut tidy) = (Instant::now() + period, Instant::now() + TIDY);
     loop {
-        let wait = next.saturating_duration_since(Instant::now());
+        let wait = next.min(tidy).saturating_duration_since(Instant::now());
         match commands.recv_timeout(wait) {
             Ok(Command::Stop) | Err(RecvTimeoutError::Disconnected) => return,
             Ok(command) => serve(&mut attacher, command),
-            Err(RecvTimeoutError::Timeout) => {
-                attacher.look_at_all();
-                next = Instant::now() + period;
-            }
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        if next <= Instant::now() {
+            attacher.look_at_all();
+            next = Instant::now() + period;
+        }
+        if tidy <= Instant::now() {
+            attacher.tidy();
+            tidy = Instant::now() + TIDY;
         }
     }
 }

@@ -170,6 +170,19 @@ mod tests {
                 None,
             ),
             ("/kubepods.slice/kubepods-podPODU.slice/crio-ID.scope", Some(ID), Some(POD), None),
+            (
+                "/kubepods.slice/kubepods-podPODU.slice/crio-ID.scope/container",
+                Some(ID),
+                Some(POD),
+                None,
+            ),
+            (
+                "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/\
+                 kubelet-kubepods-besteffort-podPODU.slice/cri-containerd-ID.scope",
+                Some(ID),
+                Some(POD),
+                None,
+            ),
             ("/kubepods.slice/kubepods-podPODU.slice/docker-ID.scope", Some(ID), Some(POD), None),
             ("/system.slice/docker-ID.scope", Some(ID), None, None),
             ("/machine.slice/libpod-ID.scope/container", Some(ID), None, None),

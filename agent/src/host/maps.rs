@@ -8,7 +8,7 @@ use std::{
     path::PathBuf,
 };
 
-use super::Host;
+use super::{FileId, Host};
 
 /// Longest `maps` that is read: the kernel's limit of 65,530 mappings with long paths stays below.
 const MAPS_LIMIT: u64 = 64 << 20;
@@ -70,9 +70,14 @@ impl Mapping {
         self.path.file_name().map(std::ffi::OsStr::as_bytes).unwrap_or_default()
     }
 
+    /// Device and inode: no other file has them as long as this is mapped.
+    pub const fn file_id(&self) -> FileId {
+        (self.dev, self.inode)
+    }
+
     /// Whether it maps the same file as another, by device and inode.
     pub fn same_file(&self, other: &Self) -> bool {
-        (self.dev, self.inode) == (other.dev, other.inode)
+        self.file_id() == other.file_id()
     }
 }
 
@@ -100,6 +105,12 @@ impl Host {
             line.clear();
         }
         Some(found)
+    }
+
+    /// Whether the process still has memory; one that has ended has none, waited for or not.
+    pub fn has_memory(&self, pid: u32) -> bool {
+        let pages = super::text::read_bounded(&self.process_path(pid, "statm"), 256);
+        pages.is_some_and(|pages| !pages.is_empty() && !pages.starts_with(b"0 "))
     }
 
     /// The link in `/proc/PID/map_files` that leads to the mapped file itself, whatever its path
@@ -177,5 +188,6 @@ mod tests {
         let own =
             mappings.iter().find(|mapping| mapping.executable && mapping.path == exe).unwrap();
         assert!(host.map_file(pid, own).symlink_metadata().is_ok());
+        assert!(host.has_memory(pid) && !Host::at("/nonexistent").has_memory(pid));
     }
 }

@@ -29,7 +29,7 @@ pub use self::{
     identity::{CommandDetail, Identity},
     libs::{LibKind, Library},
     maps::Mapping,
-    open::{BoundedElf, ElfSource, FileId, open_regular},
+    open::{BoundedElf, ElfSource, FileId, is_at_home, is_named, open_regular, stat_id},
     ordinals::ordinal_map,
     segments::Segments,
     stat::{ProcessUsage, Stat},

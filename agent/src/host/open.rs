@@ -9,10 +9,11 @@ use std::{
         unix::ffi::OsStrExt as _,
     },
     path::Path,
+    sync::LazyLock,
 };
 
 use object::read::{ReadCache, ReadRef};
-use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxFlags, statx};
 
 use super::{Host, Mapping};
 
@@ -69,6 +70,31 @@ pub fn open_regular(path: &Path, expected: FileId) -> Option<File> {
     let path_only = OFlags::PATH | OFlags::CLOEXEC;
     let found = rustix::fs::open(path, path_only, Mode::empty()).ok()?;
     reopen_regular(&found, Some(expected))
+}
+
+/// Device and inode that an opened file tells.
+pub fn stat_id(file: impl AsFd) -> Option<FileId> {
+    let stat = rustix::fs::fstat(file).ok()?;
+    Some(((rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev)), stat.st_ino))
+}
+
+/// Whether the file still has a name. One that was deleted takes its space as long as it is open.
+pub fn is_named(file: impl AsFd) -> bool {
+    rustix::fs::fstat(file).is_ok_and(|stat| stat.st_nlink > 0)
+}
+
+/// Whether the file lies on the mount of the root folder that the agent sees. Any other may be a
+/// container's, or is to be unmounted some time, which an open file on it would prevent.
+pub fn is_at_home(file: impl AsFd) -> bool {
+    static HOME: LazyLock<Option<u64>> = LazyLock::new(|| mount_of(File::open("/").ok()?));
+    HOME.is_some() && mount_of(file) == *HOME
+}
+
+/// The number of the mount that a file was opened on.
+fn mount_of(file: impl AsFd) -> Option<u64> {
+    let found = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).ok()?;
+    let told = StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::MNT_ID);
+    told.then_some(found.stx_mnt_id)
 }
 
 /// Opens for reading what a path-only descriptor stands for: a regular file, and the one that is
@@ -195,6 +221,18 @@ mod tests {
             let mapping = mapping_of(&tree.root().join("secret"), path);
             assert!(tree.host().open_mapped(1, &mapping).is_none(), "{path}");
         }
+    }
+
+    #[test]
+    fn home_is_the_mount_of_the_root_folder() {
+        assert!(is_at_home(File::open("/").unwrap()));
+        assert!(!is_at_home(File::open("/proc/self/status").unwrap()));
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x");
+        let file = File::create(&path).unwrap();
+        assert!(is_named(&file));
+        std::fs::remove_file(&path).unwrap();
+        assert!(!is_named(&file));
     }
 
     #[test]

@@ -1,14 +1,9 @@
 //! Probes put in and taken out.
 
-use std::{
-    num::NonZeroU32,
-    os::fd::OwnedFd,
-    path::Path,
-    sync::{Arc, Mutex},
-};
+use std::{num::NonZeroU32, os::fd::OwnedFd, path::Path, sync::Arc};
 
 use agent_common::{
-    cookie::{Cookie, SLOTS},
+    cookie::Cookie,
     scope::{ANYBODY, NOBODY},
 };
 use aya::{
@@ -27,60 +22,30 @@ use crate::probes::PROBES;
 pub struct Links {
     multi: Vec<OwnedFd>,
     single: Vec<UProbeLink>,
-    /// Given back when the last link is gone.
-    slot: Option<Arc<Slot>>,
+    /// Where the kernel half looks up whose calls they report.
+    slot: Option<Arc<u16>>,
 }
 
 impl Links {
+    /// As one of a file that is probed.
+    #[cfg(test)]
+    pub(crate) fn of_test() -> Self {
+        let link = std::fs::File::open("/dev/null").unwrap().into();
+        Self { multi: vec![link], ..Self::default() }
+    }
+
+    /// Whether there is no probe.
+    pub fn is_empty(&self) -> bool {
+        self.multi.is_empty() && self.single.is_empty()
+    }
+
     /// Each of them alone: the kernel waits at each that goes, and can wait for all at once.
     pub fn split(self) -> impl Iterator<Item = Self> {
         let Self { multi, single, slot } = self;
-        let of_single = (!single.is_empty()).then(|| Self { single, ..Self::of(slot.clone()) });
+        let of = |slot: &Option<Arc<u16>>| Self { slot: slot.clone(), ..Self::default() };
+        let of_single = (!single.is_empty()).then(|| Self { single, ..of(&slot) });
         let multi = multi.into_iter();
-        multi.map(move |link| Self { multi: vec![link], ..Self::of(slot.clone()) }).chain(of_single)
-    }
-
-    fn of(slot: Option<Arc<Slot>>) -> Self {
-        Self { slot, ..Self::default() }
-    }
-}
-
-/// The number of an attachment, in its probes' cookies; no other has it as long as this lives.
-#[derive(Debug)]
-struct Slot {
-    number: u16,
-    free: Arc<Mutex<Vec<u16>>>,
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        // Nothing panics while it holds the lock.
-        if let Ok(mut free) = self.free.lock() {
-            free.push(self.number);
-        }
-    }
-}
-
-/// Numbers for attachments.
-#[derive(Debug, Default)]
-pub(super) struct Slots {
-    /// Those that were used and came back.
-    free: Arc<Mutex<Vec<u16>>>,
-    used: u32,
-}
-
-impl Slots {
-    fn take(&mut self) -> Result<Slot, KernelError> {
-        let back = self.free.lock().ok().and_then(|mut free| free.pop());
-        let number = match back {
-            Some(number) => number,
-            None if self.used < SLOTS => {
-                self.used += 1;
-                (self.used - 1) as u16
-            }
-            None => return Err(KernelError::Slots(SLOTS)),
-        };
-        Ok(Slot { number, free: Arc::clone(&self.free) })
+        multi.map(move |link| Self { multi: vec![link], ..of(&slot) }).chain(of_single)
     }
 }
 
@@ -102,59 +67,39 @@ pub enum Scope {
     Process(NonZeroU32),
 }
 
-impl Scope {
-    const fn whose(self) -> u32 {
-        match self {
-            Self::Host => ANYBODY,
-            Self::Process(pid) => pid.get(),
-        }
-    }
-}
-
 impl Kernel {
-    /// Attaches every site's programs; all or none. Calls count from when the last one is in place.
-    pub fn attach(
-        &mut self,
-        file: &Path,
-        sites: &[Site],
-        scope: Scope,
-    ) -> Result<Links, KernelError> {
-        let links = self.attach_unarmed(file, sites, scope)?;
-        self.arm_links(&links, scope.whose())?;
-        Ok(links)
-    }
-
-    /// The same, but calls count only from when these are put in the place of others
-    /// ([`Self::switch`]).
+    /// Attaches every site's programs; all or none. Calls count from [`Self::arm`] on.
     pub fn attach_unarmed(
         &mut self,
         file: &Path,
         sites: &[Site],
         scope: Scope,
     ) -> Result<Links, KernelError> {
-        let slot = self.slots.take()?;
-        let number = slot.number;
-        self.arm(number, NOBODY)?;
+        let slot = self.slots.take().ok_or(KernelError::NoSlot)?;
+        self.set_armed(*slot, NOBODY)?;
         let links = if self.multi.is_some() {
-            self.attach_multi(file, sites, scope, number)
+            self.attach_multi(file, sites, scope, *slot)
         } else {
-            self.attach_single(file, sites, scope, number)
+            self.attach_single(file, sites, scope, *slot)
         }?;
-        Ok(Links { slot: Some(Arc::new(slot)), ..links })
+        Ok(Links { slot: Some(slot), ..links })
     }
 
-    /// Has calls count by other probes from here on. Between the two only microseconds pass; a call
-    /// that is in flight then returns to the new ones.
-    pub fn switch(&mut self, from: &[&Links], to: &[(&Links, Scope)]) -> Result<(), KernelError> {
-        from.iter().try_for_each(|links| self.arm_links(links, NOBODY))?;
-        to.iter().try_for_each(|(links, scope)| self.arm_links(links, scope.whose()))
+    /// From here on their calls count.
+    pub fn arm(&mut self, links: &Links, scope: Scope) -> Result<(), KernelError> {
+        let whose = match scope {
+            Scope::Host => ANYBODY,
+            Scope::Process(pid) => pid.get(),
+        };
+        links.slot.as_ref().map_or(Ok(()), |slot| self.set_armed(**slot, whose))
     }
 
-    fn arm_links(&mut self, links: &Links, whose: u32) -> Result<(), KernelError> {
-        links.slot.as_ref().map_or(Ok(()), |slot| self.arm(slot.number, whose))
+    /// From here on their calls do not count any more.
+    pub fn disarm(&mut self, links: &Links) -> Result<(), KernelError> {
+        links.slot.as_ref().map_or(Ok(()), |slot| self.set_armed(**slot, NOBODY))
     }
 
-    fn arm(&mut self, slot: u16, whose: u32) -> Result<(), KernelError> {
+    fn set_armed(&mut self, slot: u16, whose: u32) -> Result<(), KernelError> {
         self.armed.set(u32::from(slot), whose, 0).map_err(map_error("ARMED"))
     }
 
@@ -243,32 +188,4 @@ pub(super) fn program<'a>(
     ebpf.program_mut(name)
         .and_then(|program| program.try_into().ok())
         .ok_or(KernelError::Part(name))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_attachments_number_is_given_again_only_after_its_last_link() {
-        let mut slots = Slots::default();
-        let first = Arc::new(slots.take().unwrap());
-        let halves = (Links::of(Some(Arc::clone(&first))), Links::of(Some(first)));
-        assert_eq!(slots.take().unwrap().number, 1);
-        assert_eq!(slots.take().unwrap().number, 1, "it came back");
-        drop(halves.0);
-        let (second, third) = (slots.take().unwrap(), slots.take().unwrap());
-        assert_eq!((second.number, third.number), (1, 2), "the other half is still there");
-        drop(halves.1);
-        assert_eq!(slots.take().unwrap().number, 0);
-    }
-
-    #[test]
-    fn more_attachments_than_numbers_are_refused() {
-        let mut slots = Slots::default();
-        let all: Vec<Slot> = (0..SLOTS).map(|_| slots.take().unwrap()).collect();
-        assert!(matches!(slots.take(), Err(KernelError::Slots(_))));
-        drop(all);
-        assert!(slots.take().is_ok());
-    }
 }

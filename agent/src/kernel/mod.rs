@@ -7,6 +7,7 @@ mod counters;
 mod multi;
 pub mod returns;
 pub mod sign;
+mod slots;
 pub mod trap;
 
 use std::io;
@@ -23,16 +24,12 @@ use thiserror::Error;
 use tracing::info;
 use zerocopy::IntoBytes as _;
 
+use self::{attach::program, counters::ToTracing, multi::MultiProgram, slots::Slots};
 pub use self::{
     attach::{Links, Scope, Site},
     cost::{CostMeter, HitCost},
     counters::{Counters, Guides, ProcessLoss, Seen},
     multi::supported as has_multi_links,
-};
-use self::{
-    attach::{Slots, program},
-    counters::ToTracing,
-    multi::MultiProgram,
 };
 use crate::probes::{self, PROBES};
 
@@ -80,9 +77,12 @@ pub enum KernelError {
         /// Why.
         source: io::Error,
     },
-    /// As many attachments as can be told apart.
-    #[error("there are {0} attachments already, as many as can be told apart")]
-    Slots(u32),
+    /// Too many files in too many processes.
+    #[error(
+        "find a number for the probes: all are in use; record fewer processes at a time, or the whole \
+         host (`record`), where one number serves a file in all of them"
+    )]
+    NoSlot,
     /// A map operation failed.
     #[error("use the eBPF map {map}")]
     Map {

@@ -1,12 +1,12 @@
 //! Files that processes execute, each opened and parsed once.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fs::File,
     os::unix::fs::{FileExt as _, MetadataExt as _},
     path::PathBuf,
     sync::{
-        Arc, OnceLock,
+        Arc, OnceLock, RwLock, RwLockReadGuard,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -18,11 +18,13 @@ use object::{
 };
 
 use super::cfi::Index;
-use crate::host::{ElfSource, Host, Mapping};
+use crate::host::{ElfSource, Host, Mapping, is_at_home, is_named};
 
 /// Files that no process maps any longer and that are kept all the same: the next process of a job
 /// maps the same ones.
 const IDLE_LIMIT: usize = 256;
+/// How long files are held for stacks that are still under way, where they are in somebody's way.
+const RELEASE_NS: u64 = 5_000_000_000;
 /// Mappings begin at page boundaries, segments need not; both architectures have at least this.
 const PAGE: u64 = 4096;
 
@@ -44,8 +46,8 @@ struct Layout {
     build_id: Option<String>,
 }
 
-/// A file that is mapped executable. Its descriptor stays open: the file is read after the process
-/// ended and after the file was deleted.
+/// A file that is mapped executable. Its descriptor stays open for a while after the process ended and
+/// after the file was deleted, since it is still read then.
 #[derive(Debug)]
 pub struct Module {
     /// Unlike any other module of this agent's life.
@@ -55,8 +57,8 @@ pub struct Module {
     pub path: PathBuf,
     /// GNU build id, in hex.
     pub build_id: Option<String>,
-    /// `None` where it could not be opened.
-    file: Option<File>,
+    /// `None` where it could not be opened, or was closed.
+    file: RwLock<Option<File>>,
     /// Its length when it was opened.
     bytes: u64,
     layout: Layout,
@@ -83,7 +85,7 @@ impl Module {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             path,
             build_id: layout.build_id.take(),
-            file,
+            file: RwLock::new(file),
             bytes: metadata.map_or(0, |metadata| metadata.len()),
             layout,
             index: OnceLock::new(),
@@ -128,13 +130,30 @@ impl Module {
             return None;
         }
         let mut content = vec![0; bytes];
-        self.file.as_ref()?.read_exact_at(&mut content, offset).ok()?;
+        self.file()?.as_ref()?.read_exact_at(&mut content, offset).ok()?;
         Some(content)
+    }
+
+    fn file(&self) -> Option<RwLockReadGuard<'_, Option<File>>> {
+        self.file.read().ok()
+    }
+
+    /// Closes the file: of functions that nobody asked for there are no names any more.
+    fn close(&self) {
+        // Poisoned by a panic of a reader, it stays open.
+        drop(self.file.write().map(|mut file| file.take()));
+    }
+
+    /// Whether to hold the file open is in nobody's way.
+    fn is_in_nobodys_way(&self) -> bool {
+        let file = self.file();
+        file.and_then(|file| Some(is_named(file.as_ref()?) && is_at_home(file.as_ref()?)))
+            .unwrap_or(true)
     }
 
     /// A second descriptor, for a reader that owns its file.
     pub(super) fn source(&self) -> Option<ElfSource> {
-        Some(ElfSource::new(self.file.as_ref()?.try_clone().ok()?))
+        Some(ElfSource::new(self.file()?.as_ref()?.try_clone().ok()?))
     }
 }
 
@@ -200,7 +219,7 @@ struct Stamp {
 
 impl Stamp {
     fn of(module: &Module) -> Option<Self> {
-        let metadata = module.file.as_ref()?.metadata().ok()?;
+        let metadata = module.file()?.as_ref()?.metadata().ok()?;
         let modified = (metadata.mtime(), metadata.mtime_nsec());
         Some(Self { bytes: metadata.len(), modified })
     }
@@ -211,6 +230,8 @@ struct Entry {
     module: Arc<Module>,
     stamp: Option<Stamp>,
     last_use: u64,
+    /// Since when it was found in no process.
+    unused_ns: Option<u64>,
 }
 
 /// The modules of all processes, by device and inode.
@@ -247,10 +268,29 @@ impl Modules {
         };
         let module = Arc::new(Module::open(&mapping.path, file));
         let stamp = Stamp::of(&module);
-        let entry = Entry { module: Arc::clone(&module), stamp, last_use: self.uses };
+        let entry =
+            Entry { module: Arc::clone(&module), stamp, last_use: self.uses, unused_ns: None };
         self.entries.insert(key, entry);
         self.forget_idle();
         module
+    }
+
+    /// Closes the files that no process uses any more where they are in the way of somebody: a
+    /// container's file system can't go as long as a file of it is open, and a deleted file takes its
+    /// space. Stacks of a process that ended are resolved within that time.
+    pub fn release(&mut self, used: &HashSet<u64>, now_ns: u64) {
+        self.entries.retain(|_, Entry { module, unused_ns, .. }| {
+            if used.contains(&module.id) || module.is_in_nobodys_way() {
+                *unused_ns = None;
+                return true;
+            }
+            let since_ns = *unused_ns.get_or_insert(now_ns);
+            let waits = now_ns.saturating_sub(since_ns) < RELEASE_NS;
+            if !waits {
+                module.close();
+            }
+            waits
+        });
     }
 
     /// Closes the files that nobody uses, the longest unused first, down to the limit.

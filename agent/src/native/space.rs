@@ -109,6 +109,11 @@ impl AddressSpace {
         })
     }
 
+    /// What tells its modules from all others.
+    pub(crate) fn module_ids(&self) -> impl Iterator<Item = u64> {
+        self.modules().map(|module| module.id)
+    }
+
     /// The modules, by address; one that is mapped twice comes twice.
     pub fn modules(&self) -> impl Iterator<Item = &Arc<Module>> {
         self.codes.iter().filter_map(|code| match &code.content {

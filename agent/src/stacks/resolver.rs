@@ -64,6 +64,8 @@ const KEPT_STACKS: usize = 1 << 15;
 /// A process's mappings are read for its stacks in at most one in so many parts of the time: its
 /// frameworks map thousands of files, and while it starts most stacks are new.
 const REST: u64 = 20;
+/// How often files that nobody maps any more are looked for.
+const RELEASE_NS: u64 = 2_000_000_000;
 
 /// What a process has.
 #[derive(Default)]
@@ -82,6 +84,8 @@ struct Process {
     rest_ns: u64,
     /// The process ended: dropped with the next batch.
     ended: bool,
+    /// It was found to be gone, without a word of its end: it made no call.
+    missing: bool,
 }
 
 impl Process {
@@ -114,6 +118,8 @@ pub struct Resolver {
     /// Names evaluation loops of CPython 3.8 and 3.9.
     symbolizer: Symbolizer,
     processes: HashMap<u32, Process>,
+    /// When files were looked for last that nobody maps any more.
+    released_ns: u64,
     /// Frames by stack, for the stacks that call backward passes.
     frames: HashMap<i64, Arc<[Frame]>>,
     /// Stacks that the namer has.
@@ -144,6 +150,7 @@ impl Resolver {
             unwinder: Unwinder::default(),
             symbolizer: Symbolizer::default(),
             processes: HashMap::new(),
+            released_ns: 0,
             frames: HashMap::new(),
             named: HashSet::new(),
             native: Vec::new(),
@@ -172,6 +179,7 @@ impl Resolver {
     /// Resolves the stacks of a batch.
     pub(crate) fn batch(&mut self, mut batch: Batch) -> Batch {
         self.processes.retain(|_, process| !process.ended);
+        self.release();
         for begin in &batch.begins {
             self.forked(begin);
         }
@@ -202,6 +210,25 @@ impl Resolver {
             }
         }
         batch
+    }
+
+    /// Lets go the files of processes that ended.
+    fn release(&mut self) {
+        let now_ns = clock::boot_ns();
+        if now_ns.saturating_sub(self.released_ns) < RELEASE_NS {
+            return;
+        }
+        self.released_ns = now_ns;
+        let host = &self.host;
+        self.processes.retain(|tgid, process| {
+            // The word of its end, and stacks, may still be under way: gone twice is gone.
+            let gone = !host.has_memory(*tgid);
+            let was_missing = std::mem::replace(&mut process.missing, gone);
+            !(gone && was_missing)
+        });
+        let spaces = self.processes.values().filter_map(|process| process.space.as_ref());
+        let used = spaces.flat_map(AddressSpace::module_ids).collect();
+        self.modules.release(&used, now_ns);
     }
 
     /// A child has what its parent has, at the same addresses.

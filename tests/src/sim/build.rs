@@ -261,7 +261,12 @@ impl Compiler {
             fs::create_dir(folder).with_context(|| format!("create {}", folder.display()))?;
         }
         for library in LIBRARIES {
-            self.library(library, &lib_dir)?;
+            self.library(library, &lib_dir, &[])?;
+        }
+        let other_dir = to.join("other");
+        fs::create_dir(&other_dir).with_context(|| format!("create {}", other_dir.display()))?;
+        for driver in LIBRARIES.iter().filter(|library| library.soname == "libcuda.so.1") {
+            self.library(driver, &other_dir, &["-falign-functions=128"])?;
         }
         self.static_runtime(&lib_dir)?;
         for (name, sources, libraries) in PROGRAMS {
@@ -276,13 +281,13 @@ impl Compiler {
         command
     }
 
-    fn library(&self, library: &Library, lib_dir: &Path) -> Result<()> {
+    fn library(&self, library: &Library, lib_dir: &Path, more: &[&str]) -> Result<()> {
         let sources = library.sources.iter().map(|source| self.sim_dir.join(source));
         let mut command = self.cc();
         command.args(LIBRARY_FLAGS).args(ARCH_FLAGS).args(WARNINGS);
         command.args(["-shared", "-Wl,-z,defs", "-Wl,-Bsymbolic"]);
         command.arg(format!("-Wl,-soname,{}", library.soname)).args(sources);
-        command.arg("-L").arg(lib_dir).args(library.flags);
+        command.arg("-L").arg(lib_dir).args(library.flags).args(more);
         command.arg("-o").arg(lib_dir.join(library.soname));
         run(&mut command).with_context(|| format!("compile {}", library.soname))
     }

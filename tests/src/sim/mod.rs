@@ -37,6 +37,8 @@ pub struct Sim {
     /// Holds `libcuda.so.1`, `libcudart.so.12`, `libcudart_static.a`, `libnvidia-ml.so.1`,
     /// `libc10.so`, `libc10_cuda.so` and `libtorch_cpu.so`.
     pub lib_dir: PathBuf,
+    /// Holds another version of `libcuda.so.1`, with its functions in other places.
+    pub other_dir: PathBuf,
     /// Holds the compiled programs.
     pub bin_dir: PathBuf,
     /// Holds the Python programs (in the source tree).
@@ -57,8 +59,8 @@ impl Sim {
     }
 
     fn in_folder(built: &Path, programs: &Path) -> Self {
-        let (lib_dir, bin_dir) = (built.join("lib"), built.join("bin"));
-        Self { lib_dir, bin_dir, script_dir: programs.to_owned() }
+        let (lib_dir, other_dir) = (built.join("lib"), built.join("other"));
+        Self { lib_dir, other_dir, bin_dir: built.join("bin"), script_dir: programs.to_owned() }
     }
 
     /// The environment of Python programs: where `simtorch` is. Nothing is written into the source
@@ -152,9 +154,16 @@ impl SimDevice {
         self.own_lib_dir.as_deref().unwrap_or(&self.sim.lib_dir)
     }
 
+    /// The folder of another version of the driver library, with its functions in other places.
+    pub fn other_lib_dir(&self) -> &Path {
+        &self.sim.other_dir
+    }
+
     /// The state file; it is there once a program or NVML has used the GPUs.
     pub fn state_path(&self) -> PathBuf {
-        self.folder.path().join("state")
+        self.settings
+            .get("SIM_STATE")
+            .map_or_else(|| self.folder.path().join("state"), PathBuf::from)
     }
 
     /// A folder that lives as long as the GPUs, for a test's own files.

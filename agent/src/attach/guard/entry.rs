@@ -62,6 +62,47 @@ pub(super) fn compare(
     Entries::Same
 }
 
+/// Whether breakpoints are in a process, where a file's functions are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::attach) enum Probes {
+    /// In every function that is mapped.
+    There,
+    /// Not in all.
+    Missing,
+    /// No function is mapped, or the process could not be asked.
+    Unknown,
+}
+
+/// Looks for breakpoints at the beginnings of the functions in the process's executable mappings of
+/// the file.
+pub(super) fn probes(
+    host: &Host,
+    tgid: u32,
+    mappings: &[Mapping],
+    id: FileId,
+    file: &File,
+    sites: &[Site],
+) -> Probes {
+    let Ok(memory) = File::open(host.process_path(tgid, "mem")) else { return Probes::Unknown };
+    let mut found = Probes::Unknown;
+    for mapping in mappings.iter().filter(|map| map.executable && map.file_id() == id) {
+        for site in sites {
+            let Some(address) = address_of(mapping, site.offset) else { continue };
+            let (Ok(own), Ok(now)) = (entry(file, site.offset), entry(&memory, address)) else {
+                return Probes::Unknown;
+            };
+            if own.starts_with(BREAKPOINT) {
+                continue;
+            }
+            if !now.starts_with(BREAKPOINT) {
+                return Probes::Missing;
+            }
+            found = Probes::There;
+        }
+    }
+    found
+}
+
 /// Where the mapping has this offset of the file.
 fn address_of(mapping: &Mapping, offset: u64) -> Option<u64> {
     let address = mapping.start.checked_add(offset.checked_sub(mapping.offset)?)?;
@@ -146,5 +187,8 @@ mod tests {
         assert_eq!(differ, Entries::Differ(own.offset));
         let gone = Host::at("/nonexistent");
         assert_eq!(compare(&gone, pid, &mappings, id, &file, &[site]), Entries::Unreadable);
+        assert_eq!(probes(&host, pid, &mappings, id, &file, &[site]), Probes::Missing);
+        assert_eq!(probes(&host, pid, &mappings, id, &file, &[]), Probes::Unknown);
+        assert_eq!(probes(&gone, pid, &mappings, id, &file, &[site]), Probes::Unknown);
     }
 }

@@ -13,6 +13,7 @@ use std::{
 };
 
 use self::entry::Entries;
+pub(super) use self::entry::Probes;
 pub(crate) use self::ucx::{is_ucx, patches as has_ucx};
 use crate::{
     host::{FileId, Host, Mapping},
@@ -178,6 +179,12 @@ impl Guard {
             }
         }
     }
+}
+
+/// Whether the process has breakpoints in the file's functions.
+pub(super) fn probes(host: &Host, tgid: u32, id: FileId, file: &File, sites: &[Site]) -> Probes {
+    let Some(mappings) = host.mappings(tgid) else { return Probes::Unknown };
+    entry::probes(host, tgid, &mappings, id, file, sites)
 }
 
 #[cfg(test)]

@@ -21,6 +21,8 @@ pub(super) fn busy() -> Scene {
     let mut scene = Scene::new(60);
     let row = scene.process(4824, "/usr/bin/python3 leak_job.py");
     (row.rank, row.world_size, row.ns_pid) = (Some(2), Some(8), Some(17));
+    row.container_id = Some("0123456789abcdef".repeat(4));
+    row.pod_uid = Some("2c48913c-b29f-11e7-9350-020968147796".to_owned());
     for step in 0..103 {
         scene.alloc(4824, 1, 2.0 + f64::from(step) * 0.55, 4 * MIB);
     }

@@ -32,23 +32,42 @@ pub(super) fn block(page: &mut Page, model: &Model, clock: Clock, of: &Process, 
     held(page, clock, of, share);
 }
 
-/// `pid 4824 (17 inside)  rank 2 of 8  uid 1000  ended 14:04:00, exit code 0`.
+/// `pid 4824 (17 in its container)  container 0123456789ab  rank 2 of 8  uid 1000  ended 14:04:00, exit
+/// code 0`.
 fn title(model: &Model, clock: Clock, process: &Process) -> String {
-    let inside = process.ns_pid.filter(|ns_pid| *ns_pid != process.pid);
+    // Who looks from inside knows no other number.
+    let pid = match process.ns_pid.filter(|ns_pid| *ns_pid != process.pid) {
+        Some(ns_pid) => format!("pid {} ({ns_pid} in its container)", process.pid),
+        None => format!("pid {}", process.pid),
+    };
     let host = process.host.as_ref().filter(|_| model.hosts.len() > 1);
     let rank = process.rank.map(|rank| match process.world_size {
         Some(size) => format!("rank {rank} of {size}"),
         None => format!("rank {rank}"),
     });
     let facts = [
-        Some(format!("pid {}", process.pid)),
-        inside.map(|ns_pid| format!("({ns_pid} inside)")),
+        Some(pid),
+        process.container_id.as_deref().map(|id| format!("container {}", short_id(id))),
+        process.pod_uid.as_deref().map(|uid| format!("pod {}", short_uid(uid))),
         host.map(|host| format!("on {host}")),
         rank,
         process.uid.map(|uid| format!("uid {uid}")),
         Some(fate(clock, process)),
     ];
     facts.into_iter().flatten().collect::<Vec<_>>().join("  ")
+}
+
+/// A container's id as `docker ps` and `crictl ps` show it; a name is shown whole.
+fn short_id(id: &str) -> String {
+    let is_id = id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let short = if is_id { id.get(..12) } else { None };
+    shorten(&names::printable(short.unwrap_or(id)), 40)
+}
+
+/// The first group of a pod's UID, or as much of one without groups.
+fn short_uid(uid: &str) -> String {
+    let first = uid.split('-').next().unwrap_or_default();
+    names::printable(first.get(..8).unwrap_or(first))
 }
 
 fn fate(clock: Clock, process: &Process) -> String {
