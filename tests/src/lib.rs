@@ -1,6 +1,7 @@
 //! Simulated GPU and scenario tests.
 
 pub mod agent;
+pub mod capabilities;
 pub mod disk;
 pub mod logs;
 pub mod machine;

@@ -279,6 +279,15 @@ impl Kernel {
         self.known.insert(tgid, flags, 0).map_err(map_error("KNOWN"))
     }
 
+    /// Whether the calling thread may put probes in and use maps; what it lacks depends on the kernel.
+    /// No probe is put in.
+    pub fn may_attach(&self) -> bool {
+        let links = self.multi.as_ref().map_or_else(returns::may_probe, |programs| {
+            programs.iter().all(MultiProgram::may_attach)
+        });
+        links && self.armed.get(&0, 0).is_ok()
+    }
+
     /// Attaches every site's programs; all or none. Calls count from when the last one is in place.
     pub fn attach(
         &mut self,

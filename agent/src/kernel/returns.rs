@@ -106,6 +106,12 @@ impl Event for ReturnProbe {
     }
 }
 
+/// Whether the kernel lets the calling thread make a probe that is an event.
+pub(super) fn may_probe() -> bool {
+    let probe = offset_of_probed().and_then(|offset| ReturnProbe::at(offset).ok());
+    probe.is_some_and(|probe| Builder::new(probe).observe_self().any_cpu().build().is_ok())
+}
+
 /// Has a child meet the probe.
 fn attempt() -> io::Result<(ExitStatus, u64)> {
     let offset = offset_of_probed()
