@@ -167,10 +167,13 @@ pub fn record_with(kept: Kept, attach: impl Fn() -> bool + Sync) {
     info!(kept = %names(set), "capabilities that recording does not need are given up");
 }
 
+/// A part of giving up, told what is kept.
+type Step = fn(CapabilitySet) -> io::Result<()>;
+
 /// Gives up everything but `kept`, for good: no program that this thread may start gets any back. What
 /// the kernel refuses is told once, and the rest is done.
 pub fn give_up(kept: CapabilitySet) {
-    let steps: [(&str, fn(CapabilitySet) -> io::Result<()>); 6] = [
+    let steps: [(&str, Step); 6] = [
         ("raise what is permitted", raise),
         ("empty the bounding set", |_| empty_bounding_set()),
         ("lock the secure bits", |_| lock_secure_bits()),

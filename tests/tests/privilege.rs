@@ -189,8 +189,8 @@ fn what_is_kept_suffices_for_everything_that_comes_later() {
     let process = logged.process(pid).unwrap();
     assert_eq!((process.uid, process.rank, process.exit_code), (Some(65_534), Some(7), Some(0)));
     assert!(process.command.as_ref().unwrap().ends_with("private/hold"), "{process:?}");
-    let held = blocks(&logged.before_exit().unwrap(), process.proc_id);
-    assert_eq!(held, true_blocks(&live[live.len() - 4..]));
+    let account = blocks(&logged.before_exit().unwrap(), process.proc_id);
+    assert_eq!(account, true_blocks(&live[live.len() - 4..]));
     let stacks = logged.rows::<StackRow>().unwrap();
     let named = |stack_id| {
         let mut found = stacks.iter().filter(|stack| stack.stack_id == stack_id);

@@ -153,10 +153,6 @@ impl Session {
         let (messages, inbox) = sync_channel(MESSAGES);
         let (rows, row_batches) = sync_channel(ROW_BATCHES);
         let log = start_log(options, &host, anchor, row_batches, messages.clone())?;
-        let (reader, gpus) = open_nvml();
-        let beginnings = first_rows(reader.as_ref(), &gpus, &host, options);
-        rows.send(ToLog::Rows(beginnings)).context("hand the first rows to the log")?;
-
         let mut kernel = Kernel::load(LoadOptions {
             ring_bytes: options.ring_bytes,
             tensor_detail: options.detail.in_kernel(),
@@ -164,8 +160,12 @@ impl Session {
             runtime_labels: options.runtime_labels,
         })?;
         let events = worker::open_events();
-        // From here on threads are made, which inherit what is left.
+        NvmlReader::make_device_files();
+        // From here on threads are made, which inherit what is left; NVML has one too.
         privileges::record_with(options.kept, || kernel.may_attach());
+        let (reader, gpus) = open_nvml();
+        let beginnings = first_rows(reader.as_ref(), &gpus, &host, options);
+        rows.send(ToLog::Rows(beginnings)).context("hand the first rows to the log")?;
         let rings = kernel.take_rings()?;
         let counters = kernel.take_counters()?;
         let stop = Arc::new(AtomicBool::new(false));
