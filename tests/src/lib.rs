@@ -9,4 +9,5 @@ pub mod pythons;
 pub mod sim;
 pub mod stacks;
 pub mod ucx;
+pub mod usage;
 pub mod wait;

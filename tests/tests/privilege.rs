@@ -343,10 +343,11 @@ fn an_agent_needs_capabilities_and_not_to_be_root() {
     // It sees root's programs.
     let mut hold = device.start("hold", &["1048576", "3"]).unwrap();
     let live = truth::live(&hold.until_ready().unwrap());
+    let pid = hold.pid();
     hold.finish().unwrap();
     let recorded = recording.stop().unwrap();
     let logged = recorded.open().unwrap();
-    let proc_id = logged.events().unwrap()[0].proc_id;
+    let proc_id = logged.process(pid).unwrap().proc_id;
     assert_eq!(blocks(&logged.before_exit().unwrap(), proc_id), true_blocks(&live));
     assert_eq!(logged.losses().unwrap(), [].into(), "{}", recorded.said);
 }

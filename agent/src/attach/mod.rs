@@ -10,6 +10,7 @@ pub mod examine;
 pub mod guard;
 pub mod mmaps;
 mod spare;
+mod tidy;
 pub mod worker;
 
 use std::{
@@ -36,6 +37,7 @@ pub use self::spare::TOO_LATE;
 use self::{
     examine::ToExaminer,
     guard::{Guard, Objection, Sparing},
+    tidy::{HostLinks, Known, Stamp},
 };
 
 /// What the attaching tells the rest.
@@ -187,8 +189,10 @@ pub struct Attacher {
     libraries: Vec<Library>,
     followed: HashSet<u32>,
     phase: Phase,
-    files: HashMap<FileId, Option<Vec<Site>>>,
-    host_links: HashMap<FileId, (Library, Links)>,
+    files: HashMap<FileId, Known>,
+    host_links: HashMap<FileId, HostLinks>,
+    /// Our files that were mapped at the last look through all processes, while it goes on.
+    mapped: HashSet<FileId>,
     process_links: HashMap<(u32, FileId), Attached>,
     guard: Guard,
     /// What is not probed, so that it is told once.
@@ -218,6 +222,7 @@ impl Attacher {
             phase: Phase::Usual,
             files: HashMap::new(),
             host_links: HashMap::new(),
+            mapped: HashSet::new(),
             process_links: HashMap::new(),
             guard: Guard::new(scope.sparing),
             spared: HashMap::new(),
@@ -276,7 +281,7 @@ impl Attacher {
     /// unless another thread than the main one called `execve`: they belong to the main thread's
     /// task, whose place that thread took.
     pub fn executed(&mut self, tgid: u32, by_leader: bool) {
-        self.tell_examiner(ToExaminer::Gone(tgid));
+        self.tell_examiner(ToExaminer::Executed(tgid));
         if !by_leader {
             let sources = self.sources_of(tgid);
             self.drop_links(tgid);
@@ -288,7 +293,7 @@ impl Attacher {
     /// The process ended.
     pub fn forget(&mut self, tgid: u32) {
         self.followed.remove(&tgid);
-        self.tell_examiner(ToExaminer::Gone(tgid));
+        self.tell_examiner(ToExaminer::Ended(tgid));
         self.drop_links(tgid);
         self.guard.forget(tgid);
         self.spared.retain(|(owner, _), _| *owner != tgid);
@@ -331,9 +336,13 @@ impl Attacher {
     /// Looks through every process that concerns us.
     pub fn look_at_all(&mut self) {
         if self.host_wide {
-            for tgid in all_processes() {
+            let all = all_processes();
+            self.forget_all_but(&all);
+            self.mapped.clear();
+            for tgid in all {
                 self.look_at(tgid);
             }
+            self.forget_files();
         } else {
             for tgid in self.followed.clone() {
                 self.look_at(tgid);
@@ -351,6 +360,11 @@ impl Attacher {
         let Some(library) = self.library(name) else { return };
         let place = Place { id, library, shown: path, owner: tgid.map(NonZeroU32::get) };
         self.attach_file(&place, || open_regular(path, id));
+        if tgid.is_none()
+            && let Some(file) = self.host_links.get_mut(&id)
+        {
+            file.expected = true;
+        }
     }
 
     fn library(&self, file_name: &str) -> Option<Library> {
@@ -369,6 +383,7 @@ impl Attacher {
         // First: its interpreter is found while the probes are put in.
         self.tell_examiner(ToExaminer::Uses { tgid, mappings, at_ns });
         for (library, mapping) in ours {
+            self.mapped.insert((mapping.dev, mapping.inode));
             self.attach_mapping(tgid, (mapping.dev, mapping.inode), library, &mapping);
         }
     }
@@ -481,7 +496,7 @@ impl Attacher {
 
     fn keep(&mut self, place: &Place<'_>, links: Links, file: Option<File>) {
         let Some(tgid) = place.owner else {
-            self.host_links.insert(place.id, (place.library, links));
+            self.host_links.insert(place.id, HostLinks::new(place.library, links));
             return;
         };
         let source = file.map(|file| {
@@ -493,8 +508,8 @@ impl Attacher {
 
     /// The probed functions of a file, looked up once.
     fn sites(&mut self, place: &Place<'_>, file: &File) -> Option<Vec<Site>> {
-        if let Some(known) = self.files.get(&place.id) {
-            return known.clone();
+        if let Some(known) = self.known(place.id, file) {
+            return known.sites.clone();
         }
         let found = file
             .try_clone()
@@ -507,7 +522,8 @@ impl Attacher {
                 None
             }
         };
-        self.files.insert(place.id, sites.clone());
+        let known = Known { stamp: Stamp::of(file), sites: sites.clone() };
+        self.files.insert(place.id, known);
         sites
     }
 

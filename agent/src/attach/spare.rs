@@ -62,7 +62,7 @@ impl Attacher {
     fn compare(&self, tgid: u32, library: Library, mapping: &Mapping) -> Option<Objection> {
         let id = (mapping.dev, mapping.inode);
         let file = self.host.open_mapped(tgid, mapping)?;
-        let known = self.files.get(&id).cloned().flatten();
+        let known = self.known(id, &file).and_then(|known| known.sites.clone());
         // A file that is no library can't be probed either.
         let sites = known.or_else(|| elf::sites(file.try_clone().ok()?, library).ok())?;
         self.guard.compare(&self.host, tgid, id, &file, &sites)
@@ -71,7 +71,7 @@ impl Attacher {
     /// UCX was found in a process: whatever probes would meet it are taken out at once.
     pub(super) fn make_way(&mut self, tgid: u32) {
         let Some(objection) = self.guard.objects(&self.host, tgid, Library::Cuda) else { return };
-        let probed_in_all = self.host_links.values().any(|(library, _)| *library == Library::Cuda);
+        let probed_in_all = self.host_links.values().any(|file| file.library == Library::Cuda);
         if self.host_wide && probed_in_all {
             self.set_apart(Library::Cuda, tgid, objection);
         }
@@ -100,10 +100,10 @@ impl Attacher {
         if !self.guard.set_apart(library) {
             return;
         }
-        let taken: Vec<_> = self.host_links.extract_if(|_, (of, _)| *of == library).collect();
+        let taken: Vec<_> = self.host_links.extract_if(|_, file| file.library == library).collect();
         let probed = !taken.is_empty();
-        for (_, (_, links)) in taken {
-            self.throw_away(links);
+        for (_, file) in taken {
+            self.throw_away(file.links);
         }
         let library_name = library.as_str();
         warn!(library_name, tgid, "not probed for the whole host at once: {objection}");
@@ -166,7 +166,7 @@ impl Attacher {
     /// Takes every probe out, for good; they are gone when this returns.
     pub(super) fn detach(&mut self) {
         self.phase = Phase::Closed;
-        let of_host = self.host_links.drain().map(|(_, (_, links))| links);
+        let of_host = self.host_links.drain().map(|(_, file)| file.links);
         let of_processes = self.process_links.drain().map(|(_, attached)| attached.links);
         let mut all: Vec<Links> = of_host.chain(of_processes).flat_map(Links::split).collect();
         // The kernel waits at each, and for all at once no longer than for one.

@@ -85,6 +85,8 @@ pub(super) struct Books {
     /// Moment up to which everything was applied, epoch nanoseconds.
     applied_ns: i64,
     pub(super) closed: Closed,
+    /// When it was last looked for processes that are gone.
+    pub(super) looked_for: Instant,
 }
 
 impl Books {
@@ -104,6 +106,7 @@ impl Books {
             sink,
             applied_ns: i64::MIN,
             closed: Closed::default(),
+            looked_for: Instant::now(),
             opening,
         }
     }
@@ -390,6 +393,7 @@ impl Books {
         self.write_sites_in_time();
         self.polled.sweep();
         self.write_containers();
+        self.end_missed();
         self.lives.tidy(crate::clock::boot_ns());
     }
 

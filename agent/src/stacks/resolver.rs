@@ -1,11 +1,12 @@
 //! The resolver's thread: what the kernel half captured, unwound, merged and interned.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{HashMap, HashSet, VecDeque},
     sync::{
         Arc,
         mpsc::{Receiver, Sender, SyncSender},
     },
+    time::{Duration, Instant},
 };
 
 use agent_common::{
@@ -41,6 +42,8 @@ pub enum ToResolver {
     Batch(Batch),
     /// A process was looked at.
     Process(Looked),
+    /// A process ended. Its last stacks may still be under way.
+    Ended(u32),
     /// The reader is done.
     Stop,
 }
@@ -64,6 +67,9 @@ const KEPT_STACKS: usize = 1 << 15;
 /// A process's mappings are read for its stacks in at most one in so many parts of the time: its
 /// frameworks map thousands of files, and while it starts most stacks are new.
 const REST: u64 = 20;
+
+/// How long the stacks of a process that ended may be under way.
+const UNDER_WAY: Duration = Duration::from_secs(10);
 
 /// What a process has.
 #[derive(Default)]
@@ -114,6 +120,8 @@ pub struct Resolver {
     /// Names evaluation loops of CPython 3.8 and 3.9.
     symbolizer: Symbolizer,
     processes: HashMap<u32, Process>,
+    /// Processes that ended, with when that was told and when they had been looked at last.
+    leaving: VecDeque<(Instant, u32, u64)>,
     /// Frames by stack, for the stacks that call backward passes.
     frames: HashMap<i64, Arc<[Frame]>>,
     /// Stacks that the namer has.
@@ -144,6 +152,7 @@ impl Resolver {
             unwinder: Unwinder::default(),
             symbolizer: Symbolizer::default(),
             processes: HashMap::new(),
+            leaving: VecDeque::new(),
             frames: HashMap::new(),
             named: HashSet::new(),
             native: Vec::new(),
@@ -164,6 +173,7 @@ impl Resolver {
                     }
                 }
                 ToResolver::Process(looked) => self.looked(looked),
+                ToResolver::Ended(tgid) => self.ended(tgid),
                 ToResolver::Stop => return,
             }
         }
@@ -172,6 +182,7 @@ impl Resolver {
     /// Resolves the stacks of a batch.
     pub(crate) fn batch(&mut self, mut batch: Batch) -> Batch {
         self.processes.retain(|_, process| !process.ended);
+        self.forget_ended();
         for begin in &batch.begins {
             self.forked(begin);
         }
@@ -202,6 +213,24 @@ impl Resolver {
             }
         }
         batch
+    }
+
+    /// A look at a process can come after its end: then it is here once more, and for good.
+    fn ended(&mut self, tgid: u32) {
+        if let Some(process) = self.processes.get(&tgid) {
+            self.leaving.push_back((Instant::now(), tgid, process.looked_ns));
+        }
+    }
+
+    /// Drops those whose stacks can't be under way any more, unless another has the pid by now.
+    fn forget_ended(&mut self) {
+        while let Some((_, tgid, looked_ns)) =
+            self.leaving.pop_front_if(|(told, ..)| told.elapsed() > UNDER_WAY)
+        {
+            if self.processes.get(&tgid).is_some_and(|process| process.looked_ns == looked_ns) {
+                self.processes.remove(&tgid);
+            }
+        }
     }
 
     /// A child has what its parent has, at the same addresses.
