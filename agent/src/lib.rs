@@ -26,6 +26,8 @@ pub mod native;
 #[cfg(feature = "live")]
 pub mod nvml;
 #[cfg(feature = "live")]
+pub mod privileges;
+#[cfg(feature = "live")]
 pub mod probes;
 #[cfg(feature = "live")]
 pub mod python;

@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #include "nvml_sim.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +14,16 @@
 static struct nvmlDevice_st cards[SIM_MAX_GPUS], instances[SIM_MAX_GPUS];
 static struct sim_state *state;
 static _Atomic int initialised;
+/* As the real one, it has a thread of its own, with the rights of whoever initialised it first. */
+static pthread_t own;
+static bool own_runs;
+
+static void *idle(void *unused)
+{
+    while (atomic_load(&initialised))
+        sim_sleep_ms(10);
+    return unused;
+}
 
 struct sim_state *nvml_state(void)
 {
@@ -74,7 +85,8 @@ static nvmlReturn_t initialise(void)
         cards[i] = (struct nvmlDevice_st){.card = i, .gpu = -1};
         instances[i] = (struct nvmlDevice_st){.card = sim_card(i), .gpu = i};
     }
-    atomic_fetch_add(&initialised, 1);
+    if (!atomic_fetch_add(&initialised, 1))
+        own_runs = !pthread_create(&own, NULL, idle, NULL);
     return NVML_SUCCESS;
 }
 
@@ -92,8 +104,8 @@ nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
 nvmlReturn_t nvmlShutdown(void)
 {
     nvmlReturn_t rc = nvml_begin();
-    if (rc == NVML_SUCCESS)
-        atomic_fetch_sub(&initialised, 1);
+    if (rc == NVML_SUCCESS && atomic_fetch_sub(&initialised, 1) == 1 && own_runs)
+        own_runs = pthread_join(own, NULL);
     return rc;
 }
 

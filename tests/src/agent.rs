@@ -153,6 +153,11 @@ impl<'a> Agent<'a> {
         self.recorder(self.command("record"))
     }
 
+    /// Starts a command of `attach` or `record`; the probes are in place when this returns.
+    pub fn recording(&self, command: Command) -> Result<Recorder> {
+        self.recorder(command)
+    }
+
     /// Starts the command and waits until it says that it records.
     fn recorder(&self, mut command: Command) -> Result<Recorder> {
         let (said, file) = self.said()?;

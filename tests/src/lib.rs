@@ -1,6 +1,7 @@
 //! Simulated GPU and scenario tests.
 
 pub mod agent;
+pub mod capabilities;
 pub mod container;
 pub mod disk;
 pub mod logs;
@@ -9,4 +10,5 @@ pub mod pythons;
 pub mod sim;
 pub mod stacks;
 pub mod ucx;
+pub mod usage;
 pub mod wait;

@@ -15,6 +15,7 @@ use agent_tests::{
     logs::Logged,
     machine,
     sim::SimDevice,
+    wait::eventually,
 };
 use ledger::{log::TABLES, rows};
 use rustix::process::Signal;
@@ -105,6 +106,40 @@ fn a_log_is_for_its_owner_only() {
     let Some(device) = machine::gpus().unwrap() else { return };
     let recorded = Agent::new(&device).run("hold", &[]).unwrap();
     assert_private(&recorded.log, 0);
+}
+
+#[test]
+fn a_log_is_for_its_owner_only_whatever_the_umask_and_while_it_grows() {
+    let Some(device) = machine::gpus().unwrap() else { return };
+    let agent = Agent::new(&device);
+    let open_to_all = |plain: &Command| {
+        let mut command = Command::new("sh");
+        command.args(["-c", "umask 000; exec \"$0\" \"$@\""]);
+        command.arg(plain.get_program()).args(plain.get_args());
+        command.envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        command
+    };
+    let mut program =
+        agent.trace(open_to_all(&agent.run_command("threads", &["2", "9000"]))).unwrap();
+    program.until_ready().unwrap();
+    let log = program.log().to_owned();
+    let journal = log.join("journal");
+    eventually("the journal grows", || {
+        fs::read_dir(&journal).is_ok_and(|mut files| files.any(|_| true))
+    });
+    assert_private(&log, 0);
+    program.finish().unwrap();
+    assert_private(&log, 0);
+    // What a killed agent leaves, and what is sealed of it.
+    let killed = agent.recording(open_to_all(&agent.command("record"))).unwrap();
+    eventually("the journal grows", || fs::read_dir(&journal).unwrap().any(|_| true));
+    killed.kill().unwrap();
+    assert!(fs::read_dir(&journal).unwrap().any(|_| true), "nothing was left");
+    assert_private(&log, 0);
+    let mut recover = Command::new(agent_tests::agent::binary());
+    recover.arg("recover").arg(&log);
+    assert!(open_to_all(&recover).output().unwrap().status.success());
+    assert_private(&log, 0);
 }
 
 /// Everything in the log belongs to the user, and nobody else may read it.
@@ -247,7 +282,14 @@ fn secrets_of_command_lines_and_environments_stay_out_of_the_log() {
         let agent = Agent::new(&device).log(&device.folder().join(log));
         agent.env("RANK", "3").env("API_TOKEN", "planted-in-the-environment")
     };
-    let args = ["1048576", "1", "0", "--password=planted-in-argv"];
+    let secrets = [
+        "--password=planted-in-argv",
+        "--token=planted-too",
+        "PASSWORD=planted-as-well",
+        "--api-key",
+        "planted-apart",
+    ];
+    let args = [&["1048576", "1", "0", "0"][..], &secrets].concat();
     let recorded = agent("redacted").run("hold", &args).unwrap();
     let logged = recorded.open().unwrap();
     let all = all_text(&logged, &recorded.log);
@@ -258,6 +300,8 @@ fn secrets_of_command_lines_and_environments_stay_out_of_the_log() {
 
     let recorded = agent("whole").options(&["--full-commands"]).run("hold", &args).unwrap();
     let all = all_text(&recorded.open().unwrap(), &recorded.log);
-    assert!(all.contains("--password=planted-in-argv"), "asked for, and not there");
+    for secret in secrets {
+        assert!(all.contains(secret), "asked for, and not there: {secret}");
+    }
     assert!(!all.contains("planted-in-the-environment"));
 }

@@ -41,8 +41,10 @@ pub enum ToExaminer {
     Mapped(u32),
     /// Where a process has executable code, for the kernel half.
     Pages(u32, Box<ExecutablePages>),
-    /// A process ended, or its program did.
-    Gone(u32),
+    /// A process executes another program.
+    Executed(u32),
+    /// A process ended.
+    Ended(u32),
 }
 
 /// Finds the interpreters of processes and tells the kernel half and the resolver.
@@ -97,11 +99,21 @@ impl Examiner {
                 }
             }
             ToExaminer::Pages(tgid, pages) => self.set_pages(tgid, &pages),
-            ToExaminer::Gone(tgid) => {
-                self.known.remove(&tgid);
-                self.due.remove(&tgid);
-                self.told.remove(&tgid);
+            ToExaminer::Executed(tgid) => self.forget(tgid),
+            ToExaminer::Ended(tgid) => {
+                self.forget(tgid);
+                // What was said of it before is on this way too, and may have come after its end.
+                self.looks.send(ToResolver::Ended(tgid)).unwrap_or_default();
             }
+        }
+    }
+
+    /// The kernel half forgets by itself, but what is said to it may come too late.
+    fn forget(&mut self, tgid: u32) {
+        self.due.remove(&tgid);
+        self.told.remove(&tgid);
+        if self.known.remove(&tgid).is_some() {
+            self.guides.forget(tgid);
         }
     }
 

@@ -214,7 +214,7 @@ impl Attacher {
     /// unless another thread than the main one called `execve`: they belong to the main thread's
     /// task, whose place that thread took.
     pub fn executed(&mut self, tgid: u32, by_leader: bool) {
-        self.tell_examiner(ToExaminer::Gone(tgid));
+        self.tell_examiner(ToExaminer::Executed(tgid));
         self.shared.leave(tgid, &HashSet::new());
         self.hopeless.retain(|(owner, _, _)| *owner != tgid);
         if !by_leader {
@@ -229,7 +229,7 @@ impl Attacher {
     /// The process ended.
     pub fn forget(&mut self, tgid: u32) {
         self.followed.remove(&tgid);
-        self.tell_examiner(ToExaminer::Gone(tgid));
+        self.tell_examiner(ToExaminer::Ended(tgid));
         self.drop_links(tgid);
         self.guard.forget(tgid);
         self.brakes.forget(tgid);

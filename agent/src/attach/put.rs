@@ -4,7 +4,9 @@
 //! Numbers of files do not tell: overlayfs shows one file under another number in each of its mounts,
 //! and two files under one number where a container has written to the file since it was mapped.
 
-use std::{fs::File, num::NonZeroU32, os::fd::AsRawFd as _, path::PathBuf, sync::Arc};
+use std::{
+    collections::HashSet, fs::File, num::NonZeroU32, os::fd::AsRawFd as _, path::PathBuf, sync::Arc,
+};
 
 use tracing::{debug, warn};
 
@@ -273,7 +275,8 @@ impl Attacher {
 
     /// Looks for processes that ended without a word: those that mapped a library but made no call.
     pub(super) fn tidy(&mut self) {
-        for tgid in self.shared.users() {
+        let users = self.shared.users().into_iter();
+        for tgid in users.chain(self.guard.known()).collect::<HashSet<u32>>() {
             if !self.host.has_memory(tgid) {
                 self.forget(tgid);
             }

@@ -20,6 +20,7 @@ use crate::{
         sign::{Sign, SignError, Who},
     },
     live::{Options, SelfTest, Session, Target},
+    privileges::{self, Kept},
     stop_file,
     units::show_bytes,
 };
@@ -36,10 +37,12 @@ pub(super) fn start(
     verb: &str,
     roots: &[u32],
 ) -> anyhow::Result<Session> {
-    if !output::is_root() {
+    let missing = privileges::missing(true);
+    if !missing.is_empty() {
         return Err(precondition(format!(
-            "recording loads eBPF programs and needs root: sudo vramscope {verb} ... \
-             (`vramscope doctor` shows what else this machine needs)"
+            "recording needs root, or the capabilities that this process lacks: {}. Either sudo \
+             vramscope {verb} ..., or grant them (see `vramscope doctor`)",
+            privileges::listed(missing)
         )));
     }
     if stop_file::exists() {
@@ -75,7 +78,10 @@ pub(super) fn start(
         },
         sparing: Sparing { ucx: !recording.risks.force, filtered },
         command: verb.to_owned(),
+        // Where the programs are this process's children, it passes signals on to them.
+        kept: Kept { signals: roots.contains(&std::process::id()) },
     };
+    privileges::tell_missing();
     Session::start(&options, sign).map_err(|error| {
         // What the kernel refuses before anything is recorded, this machine does not permit.
         if error.is::<KernelError>() { precondition(format!("{error:#}")) } else { error }

@@ -1,25 +1,12 @@
 //! What the agent may do: capabilities, limits, which processes it sees.
 
+use rustix::thread::CapabilitySet;
+
 use super::{Check, System, kernel};
-use crate::host::text;
-
-/// Bits of `CapEff`, from linux/capability.h.
-const DAC_READ_SEARCH: u32 = 2;
-const SYS_PTRACE: u32 = 19;
-const SYS_ADMIN: u32 = 21;
-const SYS_RESOURCE: u32 = 24;
-const PERFMON: u32 = 38;
-const BPF: u32 = 39;
-const CHECKPOINT_RESTORE: u32 = 40;
-
-/// A capability, whether nothing works without it, and what it is for.
-const NEEDED: [(u32, &str, bool, &str); 5] = [
-    (BPF, "CAP_BPF", true, "load programs"),
-    (PERFMON, "CAP_PERFMON", true, "attach probes"),
-    (SYS_PTRACE, "CAP_SYS_PTRACE", true, "see what others have mapped"),
-    (CHECKPOINT_RESTORE, "CAP_CHECKPOINT_RESTORE", false, "open mapped files that were deleted"),
-    (DAC_READ_SEARCH, "CAP_DAC_READ_SEARCH", false, "read libraries of other users"),
-];
+use crate::{
+    host::text,
+    privileges::{NEEDED, Need, listed},
+};
 
 /// Inode of the initial pid namespace, `PROC_PID_INIT_INO` in `linux/proc_ns.h`.
 const INITIAL_PID_NAMESPACE: &str = "pid:[4026531836]";
@@ -29,15 +16,16 @@ const OPEN_FILES: u64 = 4096;
 /// Memory that maps and ring take, where a kernel charges it to the limit.
 const LOCKED_MEMORY: u64 = 256 << 20;
 
-fn effective(system: &System) -> Option<u64> {
+fn effective(system: &System) -> Option<CapabilitySet> {
     let status = text::read_bounded(&system.host.path("proc/self/status"), 64 << 10)?;
-    u64::from_str_radix(text::field(&status, "CapEff")?, 16).ok()
+    let bits = u64::from_str_radix(text::field(&status, "CapEff")?, 16).ok()?;
+    Some(CapabilitySet::from_bits_retain(bits))
 }
 
-fn has(effective: u64, capability: u32) -> bool {
-    let bit = |number: u32| effective >> number & 1 == 1;
-    // The old all-powerful one stands for those that were split off from it.
-    bit(capability) || (bit(SYS_ADMIN) && matches!(capability, BPF | PERFMON | CHECKPOINT_RESTORE))
+/// Without multi links each probe is an event of perf, which kernels keep for the all-powerful one.
+fn is_required(system: &System, need: &Need) -> bool {
+    let events = system.features.multi_links == Some(false);
+    need.required || (events && need.capability == CapabilitySet::SYS_ADMIN)
 }
 
 pub(super) fn capabilities(system: &System) -> Check {
@@ -45,10 +33,9 @@ pub(super) fn capabilities(system: &System) -> Check {
     let Some(effective) = effective(system) else {
         return Check::warn(name, "not known: /proc/self/status", "mount -t proc proc /proc");
     };
-    let missing: Vec<_> = NEEDED.iter().filter(|(bit, ..)| !has(effective, *bit)).collect();
-    let why = missing.iter().map(|(_, capability, _, what)| format!("{capability} ({what})"));
-    let value = format!("missing: {}", why.collect::<Vec<_>>().join(", "));
-    if missing.iter().any(|(_, _, required, _)| *required) {
+    let missing: Vec<_> = NEEDED.iter().filter(|need| !need.is_in(effective)).collect();
+    let value = format!("missing: {}", listed(missing.iter().copied()));
+    if missing.iter().any(|need| is_required(system, need)) {
         return Check::fail(name, value, "run vramscope by sudo, or grant these capabilities");
     }
     if !in_initial_user_namespace(system) {
@@ -85,7 +72,8 @@ pub(super) fn open_files(system: &System) -> Check {
 pub(super) fn locked_memory(system: &System) -> Check {
     let name = "locked memory";
     let charged = kernel::release(system).is_some_and(|release| release < (5, 11));
-    let may_raise = effective(system).is_some_and(|caps| has(caps, SYS_RESOURCE));
+    let may_raise =
+        effective(system).is_some_and(|caps| caps.contains(CapabilitySet::SYS_RESOURCE));
     match system.locked_memory {
         Some(limit) if charged && !may_raise && limit < LOCKED_MEMORY => {
             let value = format!("at most {} KiB, which this kernel charges BPF to", limit >> 10);

@@ -177,6 +177,12 @@ impl Guides {
         self.python.insert(tgid, words, 0).map_err(map_error("PYTHON"))
     }
 
+    /// Drops what was said of a process; that it is gone already is as well.
+    pub fn forget(&mut self, tgid: u32) {
+        drop(self.python.remove(&tgid));
+        drop(self.pages.remove(&tgid));
+    }
+
     /// Says where a process has executable code.
     pub fn set_pages(&mut self, tgid: u32, pages: &ExecutablePages) -> Result<(), KernelError> {
         let words: &[u64; PAGES_WORDS] = zerocopy::transmute_ref!(pages);

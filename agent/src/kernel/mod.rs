@@ -258,6 +258,16 @@ impl Kernel {
         self.known.insert(tgid, flags, 0).map_err(map_error("KNOWN"))
     }
 
+    /// Whether the calling thread may put probes in and use maps; what it lacks depends on the kernel.
+    /// No probe is put in.
+    pub fn may_attach(&self) -> bool {
+        let links = self
+            .multi
+            .as_ref()
+            .map_or_else(trap::may_probe, |programs| programs.iter().all(MultiProgram::may_attach));
+        links && self.armed.get(&0, 0).is_ok()
+    }
+
     /// Keeps no more than the totals of a process's `PyTorch` blocks from here on. One that has ended
     /// needs nothing.
     pub fn only_totals(&mut self, tgid: u32) {

@@ -250,6 +250,13 @@ fn load_one(name: &'static str, function: &Function, btf: &OwnedFd) -> Result<Ow
 }
 
 impl MultiProgram {
+    /// Whether the kernel would let the calling thread attach: a folder has no functions, and it says
+    /// that only to those who may.
+    pub(super) fn may_attach(&self) -> bool {
+        let refused = self.attach(Path::new("/"), &[0], &[0], None);
+        refused.is_err_and(|error| error.raw_os_error() == Some(libc::EBADF))
+    }
+
     /// Attaches at the file's offsets, each with its cookie; for one process or for all.
     pub(super) fn attach(
         &self,

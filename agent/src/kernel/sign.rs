@@ -9,11 +9,15 @@
 use std::{fs, path::Path, time::Duration};
 
 use aya::maps::{Array, Map, MapData, MapError, loaded_maps};
+use rustix::thread::CapabilitySet;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tracing::info;
 
-use crate::host::{Host, text};
+use crate::{
+    host::{Host, text},
+    privileges::OF_AGENTS,
+};
 
 /// What is in the map.
 type Value = [u8; ROOM];
@@ -161,8 +165,8 @@ fn read(id: u32) -> Option<Who> {
 /// Who holds a sign.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Holder {
-    /// A process of root's.
-    Root,
+    /// A process of root's, or one with what agents keep.
+    Agent,
     /// A process that can't be seen from here.
     Hidden,
     /// A user's process, which may make maps of any name, but no probes.
@@ -174,7 +178,7 @@ fn holder(host: &Host, id: u32, says: Option<&Who>) -> Holder {
     let found = told.or_else(|| host.pids().into_iter().find(|pid| holds(host, *pid, id)));
     match found {
         None => Holder::Hidden,
-        Some(pid) if is_root(host, pid) => Holder::Root,
+        Some(pid) if is_agent(host, pid) => Holder::Agent,
         Some(_) => Holder::Nobody,
     }
 }
@@ -194,11 +198,15 @@ fn holds(host: &Host, pid: u32, id: u32) -> bool {
     })
 }
 
-/// By its effective user, the second of four: the folder of a process that gave root up belongs to
-/// root still.
-fn is_root(host: &Host, pid: u32) -> bool {
+/// By its effective user, the second of four (the folder of a process that gave root up belongs to
+/// root still), or by a capability that every agent has.
+fn is_agent(host: &Host, pid: u32) -> bool {
     let status = text::read_bounded(&host.process_path(pid, "status"), 1 << 16).unwrap_or_default();
+    let permitted =
+        text::field(&status, "CapPrm").and_then(|set| u64::from_str_radix(set, 16).ok());
+    let permitted = CapabilitySet::from_bits_retain(permitted.unwrap_or(0));
     text::values(&status, "Uid").and_then(|mut users| users.nth(1)) == Some("0")
+        || permitted.contains(OF_AGENTS)
 }
 
 /// Whether some process would meet the probes of both.
@@ -255,16 +263,22 @@ mod tests {
     }
 
     #[test]
-    fn a_holder_is_root_by_its_effective_user() {
+    fn a_holder_is_an_agent_by_its_effective_user_or_its_capability() {
         let tree = Tree::new();
-        for (pid, users) in [(1, "0\t0\t0\t0"), (2, "0\t65534\t0\t0"), (3, "1000\t0\t0\t0")] {
+        let processes = [
+            (1, "0\t0\t0\t0", "0"),
+            (2, "0\t65534\t0\t0", "0"),
+            (3, "1000\t0\t0\t0", "0"),
+            (4, "1000\t1000\t1000\t1000", "0000010000080004"),
+        ];
+        for (pid, users, permitted) in processes {
             tree.write(
                 &format!("proc/{pid}/status"),
-                format!("Name:\tx\nUid:\t{users}\nGid:\t0\n"),
+                format!("Name:\tx\nUid:\t{users}\nGid:\t0\nCapPrm:\t{permitted}\n"),
             );
         }
-        let are = [1, 2, 3, 4].map(|pid| is_root(&tree.host(), pid));
-        assert_eq!(are, [true, false, true, false]);
+        let are = [1, 2, 3, 4, 5].map(|pid| is_agent(&tree.host(), pid));
+        assert_eq!(are, [true, false, true, true, false]);
     }
 
     #[test]

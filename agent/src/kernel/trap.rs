@@ -57,6 +57,12 @@ impl OwnProbe {
     }
 }
 
+/// Whether the kernel lets the calling thread make a probe that is an event.
+pub(super) fn may_probe() -> bool {
+    let probe = OwnProbe::new(When::Return);
+    probe.is_ok_and(|probe| Builder::new(probe).observe_self().any_cpu().build().is_ok())
+}
+
 impl Event for OwnProbe {
     fn update_attrs(self, attr: &mut perf_event_attr) {
         self.update_attrs_with_data(attr);

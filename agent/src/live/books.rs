@@ -92,6 +92,8 @@ pub(super) struct Books {
     /// Moment up to which everything was applied, epoch nanoseconds.
     applied_ns: i64,
     pub(super) closed: Closed,
+    /// When it was last looked for processes that are gone.
+    pub(super) looked_for: Instant,
 }
 
 impl Books {
@@ -117,6 +119,7 @@ impl Books {
             sink,
             applied_ns: i64::MIN,
             closed: Closed::default(),
+            looked_for: Instant::now(),
             opening,
         }
     }
@@ -408,6 +411,7 @@ impl Books {
         self.write_containers();
         self.look_at_costs();
         self.share_ring();
+        self.end_missed();
         self.lives.tidy(crate::clock::boot_ns());
     }
 

@@ -14,6 +14,7 @@ const TICK_NS: u64 = 10_000_000;
 const KEEP_NS: u64 = 10_000_000_000;
 
 /// One life of a pid.
+#[allow(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 #[derive(Clone, Debug)]
 pub(super) struct Life {
     /// Its key.
@@ -38,6 +39,10 @@ pub(super) struct Life {
     pub attached_ns: Option<i64>,
     /// How much is recorded of its tensors, where that is less than of the others'.
     pub detail: Option<&'static str>,
+    /// It was not there any more when it was looked for.
+    pub missing: bool,
+    /// Nobody told its end, or how it ended.
+    pub end_untold: bool,
 }
 
 /// What the kernel half says of a process. One that ended soon after its first call has nothing in
@@ -94,6 +99,8 @@ impl Lives {
                 counted_devices: false,
                 attached_ns: None,
                 detail: None,
+                missing: false,
+                end_untold: false,
             });
             lives.sort_by_key(|life| life.start_ns);
             lives.iter().position(|life| life.proc_id == proc_id).unwrap_or(0)
@@ -132,6 +139,20 @@ impl Lives {
     /// Every life that has not ended and made a traced call.
     pub(super) fn running(&self) -> impl Iterator<Item = &Life> {
         self.lives.values().flatten().filter(|life| life.ended_ns.is_none() && life.row.is_some())
+    }
+
+    /// Lives whose end was not told, but of which `exists` says for the second time that they are not
+    /// there: the record of an end may be under way for a while.
+    pub(super) fn missed(&mut self, exists: impl Fn(&Life) -> bool) -> Vec<(ProcId, u32)> {
+        let mut missed = Vec::new();
+        for life in self.lives.values_mut().flatten().filter(|life| life.ended_ns.is_none()) {
+            let is_missing = !exists(life);
+            let was_missing = std::mem::replace(&mut life.missing, is_missing);
+            if life.missing && was_missing {
+                missed.push((life.proc_id, life.tgid));
+            }
+        }
+        missed
     }
 
     /// Drops lives that ended long before `now_ns`.
@@ -180,6 +201,19 @@ mod tests {
         assert!(lives.current(7).is_none());
         lives.tidy(20_000_000_000);
         assert!(lives.at(7, 1_500_000_000).is_none());
+    }
+
+    #[test]
+    fn an_end_that_nobody_told_is_noticed_at_the_second_look() {
+        let mut lives = Lives::new("boot");
+        let gone = lives.begin(7, 1_000_000_000).proc_id;
+        lives.begin(8, 1_000_000_000);
+        lives.begin(9, 1_000_000_000).ended_ns = Some(2_000_000_000);
+        let exists = |life: &Life| life.tgid == 8;
+        assert_eq!(lives.missed(exists), []);
+        assert_eq!(lives.missed(exists), [(gone, 7)]);
+        assert_eq!(lives.missed(|_| true), []);
+        assert_eq!(lives.missed(exists), [], "it was there again");
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Who is who: processes from their beginnings to their ends, and their rows.
 
+use std::time::{Duration, Instant};
+
 use agent_common::life::{KIND_EXIT, RawLife};
 use ledger::{
     call::{Input, ProcId},
@@ -15,6 +17,9 @@ use crate::{
     environ,
     host::{Env, Identity},
 };
+
+/// Time between looks for processes that are gone.
+const LOOK_FOR: Duration = Duration::from_secs(5);
 
 impl Books {
     /// A process began.
@@ -162,6 +167,25 @@ impl Books {
         }
     }
 
+    /// Ends the processes that are gone although nobody told: the kernel half knows those that made a
+    /// traced call, and NVML and the first look tell of others; and the record of an end can be lost.
+    pub(super) fn end_missed(&mut self) {
+        if self.looked_for.elapsed() < LOOK_FOR {
+            return;
+        }
+        self.looked_for = Instant::now();
+        let host = &self.opening.host;
+        let missed = self.lives.missed(|life| host.proc_id(life.tgid) == Some(life.proc_id));
+        let now_ns = crate::clock::boot_ns();
+        for (proc_id, tgid) in missed {
+            if let Some(life) = self.lives.by_id(proc_id) {
+                (life.ended_ns, life.end_untold) = (Some(now_ns), true);
+            }
+            let ts_ns = self.opening.anchor.epoch(now_ns);
+            self.order.push(Input::Exit { proc_id, tgid, ts_ns, exit_code: 0 });
+        }
+    }
+
     /// Another program: its name and environment are new. They are read when the record of the exec
     /// comes, not when it is applied: a short program is gone by then.
     pub(super) fn meet_again(&mut self, tgid: u32, proc_id: ProcId) {
@@ -204,7 +228,7 @@ impl Books {
             && let Some(row) = life.row.as_mut()
         {
             row.end_ns = Some(ts_ns);
-            row.exit_code = Some(shell_code(exit_code));
+            row.exit_code = (!life.end_untold).then(|| shell_code(exit_code));
             self.write_process(proc_id);
         }
         self.write_losses();

@@ -32,6 +32,7 @@ use crate::{
         Attacher, Breadth,
         examine::{Examiner, ToExaminer},
         guard::Sparing,
+        mmaps::MappingEvents,
         worker::{self, Command},
     },
     cli::{Detail, MaxOverhead},
@@ -39,6 +40,7 @@ use crate::{
     host::{CommandDetail, Host},
     kernel::{Guides, Kernel, Links, LoadOptions, sign::Sign, trap::Trap},
     nvml::{self, Driver, Gpu, GpuReader as _, NvmlReader, Sampler, SamplerThread},
+    privileges::{self, Kept},
     probes::Library,
     stacks::{
         namer,
@@ -108,6 +110,8 @@ pub struct Options {
     pub sparing: Sparing,
     /// The verb, for the manifest.
     pub command: String,
+    /// What stays of the caller's capabilities.
+    pub kept: Kept,
 }
 
 /// What a recording came to.
@@ -156,23 +160,27 @@ fn spawn<T: Send + 'static>(
 
 impl Session {
     /// Opens the log first, then loads the kernel half; for `Target::Host` the probes are in place
-    /// when this returns.
+    /// when this returns. The calling thread has given up by then what recording does not need, so
+    /// programs that must have the caller's rights are started before.
     pub fn start(options: &Options, sign: Sign) -> anyhow::Result<Self> {
         let host = Host::live();
         let anchor = Anchor::of_process();
         let (messages, inbox) = sync_channel(MESSAGES);
         let (rows, row_batches) = sync_channel(ROW_BATCHES);
         let log = start_log(options, &host, anchor, row_batches, messages.clone())?;
-        let (reader, gpus) = open_nvml();
-        let beginnings = first_rows(reader.as_ref(), &gpus, &host, options);
-        rows.send(ToLog::Rows(beginnings)).context("hand the first rows to the log")?;
-
         let mut kernel = Kernel::load(LoadOptions {
             ring_bytes: options.ring_bytes,
             tensor_detail: options.detail.in_kernel(),
             stacks: options.stacks,
             runtime_labels: options.runtime_labels,
         })?;
+        let events = worker::open_events();
+        NvmlReader::make_device_files();
+        // From here on threads are made, which inherit what is left; NVML has one too.
+        privileges::record_with(options.kept, || kernel.may_attach());
+        let (reader, gpus) = open_nvml();
+        let beginnings = first_rows(reader.as_ref(), &gpus, &host, options);
+        rows.send(ToLog::Rows(beginnings)).context("hand the first rows to the log")?;
         let rings = kernel.take_rings()?;
         let counters = kernel.take_counters()?;
         let cost = kernel.take_cost_meter()?;
@@ -185,7 +193,7 @@ impl Session {
         let guides = kernel.take_guides()?;
         let examining = Examining { guides, looks: looks.clone(), inbox: examine_box };
         let (examine, commands_too) = (examiner.clone(), commands.clone());
-        let attaching = Attaching { kernel, examining, examiner, commands: commands_too };
+        let attaching = Attaching { kernel, events, examining, examiner, commands: commands_too };
         let mut helpers = start_attaching(attaching, options, &messages, command_box, &stop)?;
         let (new_stacks, stack_box) = mpsc::channel();
         let (rule, to_log) = (site::Rule::new(&options.user_code), rows.clone());
@@ -407,6 +415,7 @@ fn first_rows(
 /// What the attaching is given.
 struct Attaching {
     kernel: Kernel,
+    events: Option<MappingEvents>,
     examining: Examining,
     examiner: Sender<ToExaminer>,
     commands: Sender<Command>,
@@ -438,7 +447,7 @@ fn start_attaching(
     command_box: Receiver<Command>,
     stop: &Arc<AtomicBool>,
 ) -> anyhow::Result<Vec<Thread<()>>> {
-    let Attaching { kernel, examining, examiner, commands } = attaching;
+    let Attaching { kernel, events, examining, examiner, commands } = attaching;
     let (notices, notice_box) = mpsc::channel();
     let (garbage, garbage_box) = mpsc::channel::<Links>();
     let breadth = Breadth {
@@ -450,7 +459,6 @@ fn start_attaching(
     let examining = Examiner::new(Host::live(), guides, looks, notices.clone());
     let attacher = Attacher::new(kernel, breadth, notices, garbage, examiner);
     let mut threads = vec![spawn("examine", move || examining.run(&inbox))?];
-    let events = worker::open_events();
     let events_work = events.is_some();
     threads.push(spawn("attach", move || worker::run(attacher, &command_box, events_work))?);
     let garbage_box = Arc::new(Mutex::new(garbage_box));

@@ -1,6 +1,8 @@
 //! The log's thread: rows in, files out.
 
 use std::{
+    fs,
+    os::unix::fs::MetadataExt as _,
     path::PathBuf,
     sync::mpsc::{Receiver, RecvTimeoutError, SyncSender},
     time::Duration,
@@ -13,12 +15,15 @@ use ledger::{
 };
 use rustix::{
     process::{Gid, Uid},
-    thread::{set_thread_res_gid, set_thread_res_uid},
+    thread::{CapabilitySet, set_thread_res_gid, set_thread_res_uid},
 };
 use tracing::error;
 
 use super::Message;
-use crate::clock::{self, Anchor, Step, Watch};
+use crate::{
+    clock::{self, Anchor, Step, Watch},
+    privileges,
+};
 
 macro_rules! any_row {
     ($($variant:ident),*) => {
@@ -186,7 +191,20 @@ fn open(start: &Start) -> anyhow::Result<Writer> {
     }
     let writer =
         Writer::create(&start.folder, &start.run, start.options).context("open the log")?;
+    privileges::give_up(needed_to_write(start));
     Ok(writer)
+}
+
+/// Who writes into a folder of their own needs nothing for it. Root may write into a user's, which
+/// is a power of its own.
+fn needed_to_write(start: &Start) -> CapabilitySet {
+    let folder = fs::metadata(&start.folder).map(|metadata| metadata.uid()).ok();
+    let is_own = folder == Some(rustix::process::geteuid().as_raw());
+    if start.owner.is_some() || is_own {
+        CapabilitySet::empty()
+    } else {
+        CapabilitySet::DAC_OVERRIDE
+    }
 }
 
 /// This thread's effective user and group only; the rest of the process stays root.

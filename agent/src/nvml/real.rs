@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     env,
     ffi::{OsStr, OsString},
+    path::Path,
 };
 
 use nvml_wrapper::{
@@ -18,6 +19,14 @@ pub const LIBRARY_ENV: &str = "VRAMSCOPE_NVML_LIB";
 
 /// The name that the driver installs for programs; the one without a number is for linkers.
 const LIBRARY: &str = "libnvidia-ml.so.1";
+
+/// What every user of the driver opens first.
+const CONTROL_FILE: &str = "/dev/nvidiactl";
+
+fn library() -> OsString {
+    let named = env::var_os(LIBRARY_ENV).filter(|path| !path.is_empty());
+    named.unwrap_or_else(|| OsString::from(LIBRARY))
+}
 
 /// Most MIG instances that one GPU is asked for; hardware has at most seven.
 const MIG_LIMIT: u32 = 64;
@@ -93,13 +102,21 @@ impl NvmlReader {
     ///
     /// NVML stays open to the end of the program, once per call: handles point into it.
     pub fn open() -> Result<Self, NvmlAbsent> {
-        let named = env::var_os(LIBRARY_ENV).filter(|path| !path.is_empty());
-        let library = named.unwrap_or_else(|| OsString::from(LIBRARY));
+        let library = library();
         let nvml = Nvml::builder()
             .lib_path(&library)
             .init()
             .map_err(|source| NvmlAbsent::new(&library, source))?;
         Self::list(Box::leak(Box::new(nvml))).map_err(|source| NvmlAbsent::new(&library, source))
+    }
+
+    /// Has the driver's device files made where they are missing, as after a boot: NVML starts a
+    /// helper for that which needs the powers of root. For those who are about to give them up.
+    pub fn make_device_files() {
+        if !Path::new(CONTROL_FILE).exists() {
+            // Opened anew later, where a failure is told.
+            drop(Nvml::builder().lib_path(&library()).init());
+        }
     }
 
     /// Versions of the driver.

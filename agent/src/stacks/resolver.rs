@@ -1,11 +1,12 @@
 //! The resolver's thread: what the kernel half captured, unwound, merged and interned.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{HashMap, HashSet, VecDeque},
     sync::{
         Arc,
         mpsc::{Receiver, Sender, SyncSender},
     },
+    time::{Duration, Instant},
 };
 
 use agent_common::{
@@ -41,6 +42,8 @@ pub enum ToResolver {
     Batch(Batch),
     /// A process was looked at.
     Process(Looked),
+    /// A process ended. Its last stacks may still be under way.
+    Ended(u32),
     /// The reader is done.
     Stop,
 }
@@ -66,6 +69,9 @@ const KEPT_STACKS: usize = 1 << 15;
 const REST: u64 = 20;
 /// How often files that nobody maps any more are looked for.
 const RELEASE_NS: u64 = 2_000_000_000;
+
+/// How long the stacks of a process that ended may be under way.
+const UNDER_WAY: Duration = Duration::from_secs(10);
 
 /// What a process has.
 #[derive(Default)]
@@ -120,6 +126,8 @@ pub struct Resolver {
     processes: HashMap<u32, Process>,
     /// When files were looked for last that nobody maps any more.
     released_ns: u64,
+    /// Processes that ended, with when that was told and when they had been looked at last.
+    leaving: VecDeque<(Instant, u32, u64)>,
     /// Frames by stack, for the stacks that call backward passes.
     frames: HashMap<i64, Arc<[Frame]>>,
     /// Stacks that the namer has.
@@ -151,6 +159,7 @@ impl Resolver {
             symbolizer: Symbolizer::default(),
             processes: HashMap::new(),
             released_ns: 0,
+            leaving: VecDeque::new(),
             frames: HashMap::new(),
             named: HashSet::new(),
             native: Vec::new(),
@@ -171,6 +180,7 @@ impl Resolver {
                     }
                 }
                 ToResolver::Process(looked) => self.looked(looked),
+                ToResolver::Ended(tgid) => self.ended(tgid),
                 ToResolver::Stop => return,
             }
         }
@@ -180,6 +190,7 @@ impl Resolver {
     pub(crate) fn batch(&mut self, mut batch: Batch) -> Batch {
         self.processes.retain(|_, process| !process.ended);
         self.release();
+        self.forget_ended();
         for begin in &batch.begins {
             self.forked(begin);
         }
@@ -229,6 +240,24 @@ impl Resolver {
         let spaces = self.processes.values().filter_map(|process| process.space.as_ref());
         let used = spaces.flat_map(AddressSpace::module_ids).collect();
         self.modules.release(&used, now_ns);
+    }
+
+    /// A look at a process can come after its end: then it is here once more, and for good.
+    fn ended(&mut self, tgid: u32) {
+        if let Some(process) = self.processes.get(&tgid) {
+            self.leaving.push_back((Instant::now(), tgid, process.looked_ns));
+        }
+    }
+
+    /// Drops those whose stacks can't be under way any more, unless another has the pid by now.
+    fn forget_ended(&mut self) {
+        while let Some((_, tgid, looked_ns)) =
+            self.leaving.pop_front_if(|(told, ..)| told.elapsed() > UNDER_WAY)
+        {
+            if self.processes.get(&tgid).is_some_and(|process| process.looked_ns == looked_ns) {
+                self.processes.remove(&tgid);
+            }
+        }
     }
 
     /// A child has what its parent has, at the same addresses.

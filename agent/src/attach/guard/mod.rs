@@ -125,6 +125,11 @@ impl Guard {
         self.ucx.remove(&tgid);
     }
 
+    /// Processes of which something is known.
+    pub(super) fn known(&self) -> impl Iterator<Item = u32> {
+        self.users.keys().chain(&self.ucx).copied()
+    }
+
     /// Processes that map the library.
     pub(super) fn users(&self, library: Library) -> Vec<u32> {
         let users = self.users.iter().filter(|(_, libraries)| libraries.contains(&library));

@@ -21,8 +21,9 @@ use std::{
 
 use anyhow::Context as _;
 use rustix::{
-    io::{FdFlags, fcntl_setfd},
+    io::{Errno, FdFlags, fcntl_setfd},
     pipe::{PipeFlags, pipe_with},
+    process::{Pid, Signal},
 };
 
 pub(super) use elevated::run as elevated;
@@ -32,7 +33,7 @@ use crate::{
     attach::candidates,
     cli::Run,
     live::{Session, Target},
-    stop_file,
+    privileges, stop_file,
 };
 
 /// Runs the program and passes its exit code on.
@@ -41,7 +42,9 @@ pub(super) fn run(args: &Run) -> anyhow::Result<ExitCode> {
         return Err(super::Exit { code: 2, text: hint }.into());
     }
     let folder = output::folder(&args.recording.output)?;
-    if output::is_root() { as_root(args, &folder) } else { elevated::as_user(args, &folder) }
+    // Root that lacks something is not helped by `sudo`: it is told what.
+    let records = output::is_root() || privileges::missing(true).is_empty();
+    if records { as_root(args, &folder) } else { elevated::as_user(args, &folder) }
 }
 
 /// A program that waits behind its gate.
@@ -63,6 +66,14 @@ impl Waiting {
     /// The program's process id.
     fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Ends the gate: the program is not run.
+    fn cancel(self) {
+        let Self { mut child, gate } = self;
+        drop(gate);
+        // It ends by itself, and leaves nothing that could be told of.
+        drop(child.wait());
     }
 
     /// Opens the gate.
@@ -102,8 +113,15 @@ fn groups_of(owner: &output::Owner) -> anyhow::Result<String> {
 fn as_root(args: &Run, folder: &Path) -> anyhow::Result<ExitCode> {
     // The program will be a child of this process.
     let roots = [std::process::id()];
-    let session = session::start(&args.recording, folder, Target::Processes, "run", &roots)?;
+    // First: it has the caller's rights, which this process gives up to record.
     let waiting = Waiting::start(&args.command)?;
+    let session = match session::start(&args.recording, folder, Target::Processes, "run", &roots) {
+        Ok(session) => session,
+        Err(error) => {
+            waiting.cancel();
+            return Err(error);
+        }
+    };
     let library_path = std::env::var_os("LD_LIBRARY_PATH");
     follow(&session, waiting.pid(), library_path.as_deref())?;
     let mut recording = Some(session);
@@ -144,7 +162,7 @@ async fn wait_for(
     mut signals: session::Signals,
     stop: &mut impl FnMut(),
 ) -> anyhow::Result<ExitStatus> {
-    let pid = rustix::process::Pid::from_child(&child);
+    let pid = Pid::from_child(&child);
     let waiter = tokio::task::spawn_blocking(move || child.wait());
     tokio::pin!(waiter);
     loop {
@@ -158,12 +176,24 @@ async fn wait_for(
                 }
             }
             signal = signals.next_signal() => {
-                if signal != rustix::process::Signal::INT {
-                    // It may have ended meanwhile.
-                    rustix::process::kill_process(pid, signal).unwrap_or_default();
+                if signal != Signal::INT {
+                    pass_on(pid, signal);
                 }
             }
         }
+    }
+}
+
+/// Passes a signal on. That the program has ended meanwhile is no failure.
+fn pass_on(pid: Pid, signal: Signal) {
+    match rustix::process::kill_process(pid, signal) {
+        Ok(()) | Err(Errno::SRCH) => {}
+        Err(error) => say(&format!(
+            "{signal:?} could not be passed on to the program (pid {}): {error}. A program of \
+             another user takes CAP_KILL; end it with sudo kill {}",
+            pid.as_raw_nonzero(),
+            pid.as_raw_nonzero(),
+        )),
     }
 }
 
