@@ -22,9 +22,8 @@ fn time(part: Part, began_ns: u64) {
     // SAFETY: a helper without arguments.
     let now_ns = unsafe { bpf_ktime_get_boot_ns() };
     let Some(cost) = COSTS.get_ptr_mut(part as u32) else { return };
-    // SAFETY: a map value, valid until the program returns.
-    unsafe {
-        add(&raw mut (*cost).runs, 1);
-        add(&raw mut (*cost).ns, now_ns - began_ns);
-    }
+    // SAFETY: a map value, valid until the program returns; others write to it by `add` alone.
+    let cost = unsafe { &mut *cost };
+    add(&raw mut cost.runs, 1);
+    add(&raw mut cost.ns, now_ns - began_ns);
 }

@@ -255,20 +255,25 @@ fn assert_exact(recorded: &Recorded, program: &Path, on_gpu: u64, allocs: u64, f
     }
     let unended: Vec<_> = processes.values().filter(|row| row.end_ns.is_none()).collect();
     assert!(unended.is_empty(), "without an end: {} of them, {:?}", unended.len(), unended.first());
-    assert_eq!(processes.len() as u64, on_gpu, "processes");
+    // One of which every call is lost is not known at all.
+    let (known, unknown) = (processes.len() as u64, if lost == 0 { 0 } else { lost as u64 });
+    assert!(known <= on_gpu && known + unknown >= on_gpu, "{known} of {on_gpu} processes");
     live.retain(|_, bytes| *bytes != 0);
     assert_eq!(live, [].into(), "live after the end");
 }
 
-/// Waits until the log has the ends of all of them.
+/// Waits until the log has the ends of all of them; what is missing after a minute is told later.
 fn all_ended(log: &Path, program: &Path, count: u64) {
-    eventually("every process has its end in the log", || {
-        let ended = Logged::open(log).map_or(0, |logged| {
+    let begin = Instant::now();
+    let ended = || {
+        Logged::open(log).map_or(0, |logged| {
             let processes = processes(&logged, program);
             processes.values().filter(|row| row.end_ns.is_some()).count() as u64
-        });
-        ended >= count
-    });
+        })
+    };
+    while ended() < count && begin.elapsed() < Duration::from_mins(1) {
+        thread::sleep(LOOK);
+    }
 }
 
 #[test]
