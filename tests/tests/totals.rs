@@ -218,11 +218,13 @@ fn of_a_program_that_chose_its_device_before_it_was_attached_to_none_is_told() {
     for program in [&mut chose, &mut kept] {
         program.step("").unwrap();
     }
+    // For its children, say: its own numbers stay.
+    kept.step("2").unwrap();
     let recorded = recording.stop().unwrap();
     let logged = recorded.open().unwrap();
     let first = device.smi().unwrap().gpus[0].uuid.clone();
     assert_eq!(told(&logged, pids[0]), [None]);
-    assert_eq!(told(&logged, pids[1]), [Some(first)]);
+    assert_eq!(told(&logged, pids[1]), [Some(first.clone()), Some(first)]);
     for program in [chose, kept] {
         assert!(program.finish().unwrap().1.success());
     }

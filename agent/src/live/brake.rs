@@ -147,7 +147,8 @@ fn judge<'a>(
     let step = if !totals_only && of_blocks * 2.0 >= cost {
         Step::Totals
     } else {
-        by_row.extend(tensor_row().filter(|_| blocks > 0).map(|row| (row, of_blocks)));
+        // Blocks that still have lines lose those first.
+        by_row.extend(tensor_row().filter(|_| totals_only).map(|row| (row, of_blocks)));
         Step::Rows(hottest(by_row, cost, cap * time_ns / 2.0))
     };
     Some(Verdict { share: cost / time_ns, step })
@@ -383,6 +384,10 @@ mod tests {
         let step = |totals_only| judge([look()].iter(), totals_only, &hit(), 0.02).unwrap().step;
         assert_eq!(step(false), Step::Totals);
         assert_eq!(step(true), Step::Rows(vec![tensor_row().unwrap()]));
+        // Of a process whose calls cost more, those go, and the blocks are judged anew.
+        let both = Look { blocks: 900_000, ..calls(&[(1, 1_000_000)]) };
+        let verdict = judge([both].iter(), false, &hit(), 0.02).unwrap();
+        assert_eq!(verdict.step, Step::Rows(vec![1]));
     }
 
     #[test]

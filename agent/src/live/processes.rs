@@ -104,9 +104,9 @@ impl Books {
     /// The process has just counted its devices, by the environment that it had then: a program may
     /// have set its own since it was started.
     pub(super) fn count_devices(&mut self, tgid: u32, proc_id: ProcId) {
-        let Some(life) = self.lives.by_id(proc_id).filter(|life| !life.counted_devices) else {
-            return;
-        };
+        // One that was attached to counted them before; what it has set since tells nothing.
+        let first = |life: &&mut Life| !life.late && !life.counted_devices;
+        let Some(life) = self.lives.by_id(proc_id).filter(first) else { return };
         life.counted_devices = true;
         let (Some(now), Some(given)) =
             (environ::now(&self.opening.host, tgid), self.opening.host.env(tgid))
