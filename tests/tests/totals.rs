@@ -215,6 +215,15 @@ fn of_a_program_that_chose_its_device_before_it_was_attached_to_none_is_told() {
     }
     let pids = [chose.pid(), kept.pid()];
     let recording = Agent::new(&device).attach(&pids).unwrap();
+    // Where its contexts from before are is known from NVML's list, which is asked once a second.
+    eventually("NVML's lists of all devices are in the log", || {
+        let log = device.folder().join("log");
+        let rows = Logged::open(&log).and_then(|logged| logged.rows::<ProcessSampleRow>());
+        let twice = |rows: &[ProcessSampleRow], pid: u32| {
+            rows.iter().filter(|row| row.pid == pid as i32).count() >= 2
+        };
+        rows.is_ok_and(|rows| pids.iter().all(|pid| twice(&rows, *pid)))
+    });
     for program in [&mut chose, &mut kept] {
         program.step("").unwrap();
     }

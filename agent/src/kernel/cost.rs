@@ -1,8 +1,6 @@
 //! What a hit costs the process that meets it: the trap into the kernel, and our programs, which time
 //! one of 64 runs themselves.
 
-use std::sync::{Arc, OnceLock};
-
 use agent_common::cost::{Cost, PARTS, Part};
 use aya::maps::{Array, MapData};
 
@@ -64,18 +62,11 @@ pub struct CostMeter {
     /// As of the latest figures.
     seen: [Cost; PARTS as usize],
     hit: HitCost,
-    trap: Arc<OnceLock<Trap>>,
 }
 
 impl CostMeter {
-    pub(super) fn new(costs: Array<MapData, [u64; 2]>) -> Self {
-        let (seen, hit) = (Default::default(), HitCost::default());
-        Self { costs, seen, hit, trap: Arc::default() }
-    }
-
-    /// Where the trap's cost is put once it is measured.
-    pub fn trap(&self) -> Arc<OnceLock<Trap>> {
-        Arc::clone(&self.trap)
+    pub(super) fn new(costs: Array<MapData, [u64; 2]>, trap: Trap) -> Self {
+        Self { costs, seen: Default::default(), hit: HitCost { trap, ..HitCost::default() } }
     }
 
     /// The figures now: over what was sampled since the last time, as far as that was enough.
@@ -92,9 +83,6 @@ impl CostMeter {
             if now.runs - seen.runs >= ENOUGH {
                 *seen = now;
             }
-        }
-        if let Some(trap) = self.trap.get() {
-            self.hit.trap = *trap;
         }
         self.hit
     }

@@ -233,9 +233,9 @@ impl Kernel {
         })
     }
 
-    /// What a hit costs; once.
-    pub fn take_cost_meter(&mut self) -> Result<CostMeter, KernelError> {
-        Ok(CostMeter::new(take(&mut self.ebpf, "COSTS")?))
+    /// What a hit costs, where meeting a probe costs `trap`; once.
+    pub fn take_cost_meter(&mut self, trap: trap::Trap) -> Result<CostMeter, KernelError> {
+        Ok(CostMeter::new(take(&mut self.ebpf, "COSTS")?, trap))
     }
 
     /// The keys that were seen; once.

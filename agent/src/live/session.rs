@@ -3,7 +3,7 @@
 use std::{
     path::PathBuf,
     sync::{
-        Arc, Mutex, OnceLock,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
         mpsc::{self, Receiver, Sender, SyncSender, sync_channel},
     },
@@ -168,6 +168,7 @@ impl Session {
         let (messages, inbox) = sync_channel(MESSAGES);
         let (rows, row_batches) = sync_channel(ROW_BATCHES);
         let log = start_log(options, &host, anchor, row_batches, messages.clone())?;
+        let trap = measure_trap(options);
         let mut kernel = Kernel::load(LoadOptions {
             ring_bytes: options.ring_bytes,
             tensor_detail: options.detail.in_kernel(),
@@ -183,8 +184,7 @@ impl Session {
         rows.send(ToLog::Rows(beginnings)).context("hand the first rows to the log")?;
         let rings = kernel.take_rings()?;
         let counters = kernel.take_counters()?;
-        let cost = kernel.take_cost_meter()?;
-        let trap = cost.trap();
+        let cost = kernel.take_cost_meter(trap)?;
         let stop = Arc::new(AtomicBool::new(false));
         let (commands, command_box) = mpsc::channel();
         let mut seen = kernel.take_seen()?;
@@ -231,9 +231,6 @@ impl Session {
         let ring_reader =
             spawn("reader", move || reader::run(rings, &reader_stop, &attach, &looks))?;
         let nvml = start_nvml(reader, &messages);
-        if options.max_overhead.share().is_some() && options.self_test == SelfTest::Harmless {
-            helpers.push(spawn("trap", move || measure_trap(&trap))?);
-        }
         helpers.push(start_host_samples(options, &messages, &stop)?);
 
         let session = Self {
@@ -339,16 +336,19 @@ fn join<T>(thread: Option<Thread<T>>, name: &str) -> anyhow::Result<Option<T>> {
     }
 }
 
-/// Measures what meeting a probe costs on this machine.
-fn measure_trap(trap: &OnceLock<Trap>) {
-    match Trap::measure() {
-        Ok(measured) => {
-            debug!(?measured, "what a probe costs");
-            // Nobody else measures it.
-            trap.set(measured).unwrap_or_default();
-        }
-        Err(error) => info!(%error, "what a probe costs was not measured: the usual is taken"),
+/// What meeting a probe costs on this machine. Measured before the first probe is put in: some kernels
+/// hold a lock that every new probe needs for a tenth of a second when one like this goes.
+fn measure_trap(options: &Options) -> Trap {
+    if options.max_overhead.share().is_none() || options.self_test == SelfTest::Dangerous {
+        return Trap::default();
     }
+    let measured = Trap::measure();
+    debug!(?measured, "what a probe costs");
+    measured
+        .inspect_err(
+            |error| info!(%error, "what a probe costs was not measured: the usual is taken"),
+        )
+        .unwrap_or_default()
 }
 
 fn start_log(
