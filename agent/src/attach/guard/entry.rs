@@ -54,7 +54,8 @@ pub(super) fn compare(
             let Some(address) = address_of(mapping, site.offset) else { continue };
             match (entry(file, site.offset), entry(&memory, address)) {
                 (Ok(file), Ok(memory)) if same(&file, &memory) => {}
-                (Ok(_), Ok(_)) => return Entries::Differ(site.offset),
+                // Of a program that was replaced since nothing can be read any more.
+                (Ok(_), Ok(memory)) if !memory.is_empty() => return Entries::Differ(site.offset),
                 _ => return Entries::Unreadable,
             }
         }

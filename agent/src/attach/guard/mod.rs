@@ -171,31 +171,118 @@ impl Guard {
         file: &File,
         sites: &[Site],
     ) -> Option<Objection> {
-        // A process that ended has nothing to be spared.
-        let mappings = host.mappings(tgid)?;
-        match entry::compare(host, tgid, &mappings, id, file, sites) {
-            Entries::Same => None,
-            Entries::Differ(offset) => {
+        let found = steadily(host, tgid, id, |mappings| {
+            match entry::compare(host, tgid, mappings, id, file, sites) {
+                Entries::Unreadable => None,
+                found => Some(found),
+            }
+        });
+        match found {
+            Steady::Found(Entries::Differ(offset)) => {
                 Some(Objection::Patched { offset, by_ucx: self.ucx.contains(&tgid) })
             }
-            Entries::Unreadable => {
-                let runs = host.mappings(tgid).is_some_and(|mappings| !mappings.is_empty());
-                runs.then_some(Objection::Unreadable)
-            }
+            // A process that ended has nothing to be spared.
+            Steady::Found(_) | Steady::Ended => None,
+            Steady::Never => Some(Objection::Unreadable),
         }
     }
 }
 
 /// Whether the process has breakpoints in the file's functions.
 pub(super) fn probes(host: &Host, tgid: u32, id: FileId, file: &File, sites: &[Site]) -> Probes {
-    let Some(mappings) = host.mappings(tgid) else { return Probes::Unknown };
-    entry::probes(host, tgid, &mappings, id, file, sites)
+    let found = steadily(host, tgid, id, |mappings| {
+        Some(entry::probes(host, tgid, mappings, id, file, sites))
+    });
+    match found {
+        Steady::Found(found) => found,
+        Steady::Ended | Steady::Never => Probes::Unknown,
+    }
+}
+
+/// Times that a process's memory is looked into while what it maps changes.
+const LOOKS: usize = 4;
+
+/// What a look into a process's memory came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Steady<T> {
+    /// The same program was there before and after.
+    Found(T),
+    /// The process has ended.
+    Ended,
+    /// It could not be looked into.
+    Never,
+}
+
+/// Looks into a process's memory by what it maps. It may execute another program meanwhile: then the
+/// memory is that of another program than the mappings, and it is looked once more.
+fn steadily<T>(
+    host: &Host,
+    tgid: u32,
+    id: FileId,
+    mut look: impl FnMut(&[Mapping]) -> Option<T>,
+) -> Steady<T> {
+    let Some(mut before) = host.mappings(tgid) else { return Steady::Ended };
+    for _ in 0..LOOKS {
+        let found = look(&before);
+        let Some(after) = host.mappings(tgid).filter(|after| !after.is_empty()) else {
+            return Steady::Ended;
+        };
+        if let Some(found) = found
+            && places(&before, id).eq(places(&after, id))
+        {
+            return Steady::Found(found);
+        }
+        before = after;
+    }
+    Steady::Never
+}
+
+/// Where the file is mapped.
+fn places(mappings: &[Mapping], id: FileId) -> impl Iterator<Item = (u64, u64, u64)> {
+    let ours = mappings.iter().filter(move |mapping| mapping.file_id() == id);
+    ours.map(|mapping| (mapping.start, mapping.end, mapping.offset))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::host::testing::Tree;
+
+    const LINE: &str = "r-xp 00000000 08:01 99 /opt/libcuda.so.1";
+    const ID: FileId = ((8, 1), 99);
+
+    #[test]
+    fn what_was_read_while_another_program_was_executed_counts_for_nothing() {
+        let tree = Tree::new();
+        tree.write("proc/1/maps", format!("7f00-7f80 {LINE}\n"));
+        let mut looks = 0;
+        let found = steadily(&tree.host(), 1, ID, |mappings| {
+            looks += 1;
+            if looks == 1 {
+                tree.write("proc/1/maps", format!("8f00-8f80 {LINE}\n"));
+            }
+            Some(mappings[0].start)
+        });
+        assert_eq!((found, looks), (Steady::Found(0x8f00), 2));
+        // It has another file now.
+        tree.write("proc/2/maps", format!("7f00-7f80 {LINE}\n"));
+        let found = steadily(&tree.host(), 2, ID, |mappings| {
+            let count = mappings.iter().filter(|mapping| mapping.file_id() == ID).count();
+            tree.write("proc/2/maps", "7f00-7f80 r-xp 00000000 08:01 7 /bin/true\n");
+            Some(count)
+        });
+        assert_eq!(found, Steady::Found(0));
+    }
+
+    #[test]
+    fn a_process_that_ended_or_stays_closed_is_told_apart() {
+        let tree = Tree::new();
+        tree.write("proc/1/maps", format!("7f00-7f80 {LINE}\n"));
+        assert_eq!(steadily(&tree.host(), 1, ID, |_| None::<()>), Steady::Never);
+        tree.write("proc/2/maps", "");
+        assert_eq!(steadily(&tree.host(), 2, ID, |_| Some(())), Steady::Ended);
+        assert_eq!(steadily(&tree.host(), 3, ID, |_| Some(())), Steady::Ended);
+    }
 
     #[test]
     fn where_the_kernel_kills_for_it_filtered_processes_are_spared() {
