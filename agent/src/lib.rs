@@ -16,6 +16,8 @@ pub mod environ;
 #[doc(hidden)]
 pub mod fuzzing;
 #[cfg(feature = "live")]
+pub mod heap;
+#[cfg(feature = "live")]
 pub mod host;
 #[cfg(feature = "live")]
 pub mod kernel;

@@ -165,8 +165,7 @@ const MORE: f64 = 4.0;
 /// The same of descriptors: other programs on this host may come with libraries of their own, each
 /// with a few. One that each process on the GPU left would be 60 and more.
 const MORE_FILES: f64 = 32.0;
-/// The same of memory, KiB. The log's columns grow up to their rotation once a minute, and the
-/// allocator gives back late.
+/// The same of memory, KiB: the log's columns grow until their file is finished, once a minute.
 const MORE_KIB: f64 = 4096.0;
 
 /// Nothing is more in the last third than in the second.

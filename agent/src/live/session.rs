@@ -37,6 +37,7 @@ use crate::{
     },
     cli::{Detail, MaxOverhead},
     clock::{self, Anchor},
+    heap,
     host::{CommandDetail, Host},
     kernel::{Guides, Kernel, Links, LoadOptions, sign::Sign, trap::Trap},
     nvml::{self, Driver, Gpu, GpuReader as _, NvmlReader, Sampler, SamplerThread},
@@ -163,6 +164,7 @@ impl Session {
     /// when this returns. The calling thread has given up by then what recording does not need, so
     /// programs that must have the caller's rights are started before.
     pub fn start(options: &Options, sign: Sign) -> anyhow::Result<Self> {
+        heap::settle();
         let host = Host::live();
         let anchor = Anchor::of_process();
         let (messages, inbox) = sync_channel(MESSAGES);

@@ -22,6 +22,7 @@ use tracing::error;
 use super::Message;
 use crate::{
     clock::{self, Anchor, Step, Watch},
+    heap::Trim,
     privileges,
 };
 
@@ -132,6 +133,7 @@ pub fn run(
     let mut events = 0;
     let mut watch = Watch::new(Anchor::of_process());
     let mut look_ns = 0;
+    let mut trim = Trim::new();
     loop {
         match inbox.recv_timeout(TICK) {
             Ok(ToLog::Rows(batch)) => {
@@ -159,6 +161,7 @@ pub fn run(
         if tick.recovered {
             asks.try_send(Message::LogRecovered).unwrap_or_default();
         }
+        trim.when_due();
     }
     let dropped = writer.dropped().map(|(_, count)| count).sum();
     let log_bytes = writer.disk_bytes();
