@@ -24,6 +24,7 @@ use super::{
     polled::Polled,
     readings::Readings,
     sink::{AnyRow, ToLog},
+    spares::Buffers,
     stacks::Stacks,
 };
 use crate::{
@@ -89,6 +90,7 @@ pub(super) struct Books {
     rows: Vec<AnyRow>,
     events: Vec<EventRow>,
     sink: SyncSender<ToLog>,
+    spares: Buffers,
     /// Moment up to which everything was applied, epoch nanoseconds.
     applied_ns: i64,
     pub(super) closed: Closed,
@@ -103,6 +105,7 @@ impl Books {
         counters: Counters,
         brake: Brake,
         sink: SyncSender<ToLog>,
+        spares: Buffers,
     ) -> Self {
         Self {
             lives: Lives::new(opening.host.boot_id()),
@@ -117,6 +120,7 @@ impl Books {
             rows: Vec::new(),
             events: Vec::new(),
             sink,
+            spares,
             applied_ns: i64::MIN,
             closed: Closed::default(),
             looked_for: Instant::now(),
@@ -129,7 +133,10 @@ impl Books {
         let mut next_poll = Instant::now() + POLL;
         while let Ok(message) = messages.recv() {
             match message {
-                Message::Batch(batch) => self.batch(&batch),
+                Message::Batch(batch) => {
+                    self.batch(&batch);
+                    self.spares.calls.give(batch.calls);
+                }
                 Message::Notice(notice) => self.notice(notice),
                 Message::Sample(sample) => self.sample(sample),
                 Message::Rows(rows) => self.rows.extend(rows),
@@ -152,8 +159,9 @@ impl Books {
 
     fn hand_over(&mut self) {
         if !self.rows.is_empty() {
+            let rows = std::mem::replace(&mut self.rows, self.spares.rows.take());
             // The log's thread outlives this one; if it died, its panic is the news.
-            self.sink.send(ToLog::Rows(std::mem::take(&mut self.rows))).unwrap_or_default();
+            self.sink.send(ToLog::Rows(rows)).unwrap_or_default();
         }
     }
 

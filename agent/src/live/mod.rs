@@ -19,6 +19,7 @@ mod readings;
 mod session;
 pub mod sink;
 mod sites;
+pub mod spares;
 mod stacks;
 
 use std::sync::mpsc::Sender;

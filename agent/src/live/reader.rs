@@ -25,6 +25,7 @@ use aya::maps::{MapData, RingBuf};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use zerocopy::FromBytes as _;
 
+use super::spares::Spares;
 use crate::{attach::worker::Command, clock, decode, kernel::Rings, stacks::resolver::ToResolver};
 
 /// Calls of one batch at most; a batch is the unit of the channel to the state thread.
@@ -84,13 +85,14 @@ pub fn run(
     stop: &Arc<AtomicBool>,
     attach: &Sender<Command>,
     out: &SyncSender<ToResolver>,
+    spares: &Spares<RawCall>,
 ) {
     let mut held_ends = Vec::new();
     let mut last_rounds = LastRounds::default();
     loop {
         // Read before the rings, so that nothing written before the stop is left.
         let stopped = stop.load(Ordering::Acquire);
-        let (batch, full) = round(&mut rings, &mut held_ends);
+        let (batch, full) = round(&mut rings, &mut held_ends, spares.take());
         tell_attaching(&batch, attach);
         let (idle, until_ns) = (batch.is_empty(), batch.complete_until_ns);
         if out.send(ToResolver::Batch(batch)).is_err() {
@@ -145,8 +147,8 @@ impl LastRounds {
 }
 
 /// One round; true if the calls did not fit in one batch and more wait.
-fn round(rings: &mut Rings, held_ends: &mut Vec<RawLife>) -> (Batch, bool) {
-    let mut batch = Batch { complete_until_ns: clock::boot_ns(), ..Batch::default() };
+fn round(rings: &mut Rings, held_ends: &mut Vec<RawLife>, calls: Vec<RawCall>) -> (Batch, bool) {
+    let mut batch = Batch { calls, complete_until_ns: clock::boot_ns(), ..Batch::default() };
     let full = take_calls(&mut rings.calls, &mut batch);
     // After the calls: the stack of each was written before it.
     while let Some(item) = rings.stacks.next() {

@@ -26,6 +26,7 @@ use super::{
     devices::Devices,
     reader,
     sink::{self, AnyRow, ToLog, Written},
+    spares::{Buffers, Spares},
 };
 use crate::{
     attach::{
@@ -169,7 +170,9 @@ impl Session {
         let anchor = Anchor::of_process();
         let (messages, inbox) = sync_channel(MESSAGES);
         let (rows, row_batches) = sync_channel(ROW_BATCHES);
-        let log = start_log(options, &host, anchor, row_batches, messages.clone())?;
+        let spares = Buffers::default();
+        let written = (row_batches, spares.rows.clone());
+        let log = start_log(options, &host, anchor, written, messages.clone())?;
         let trap = measure_trap(options);
         let mut kernel = Kernel::load(LoadOptions {
             ring_bytes: options.ring_bytes,
@@ -227,11 +230,12 @@ impl Session {
             ring_bytes: options.ring_bytes,
         };
         let brake = Brake::new(limits, cost, commands.clone());
-        let books = Books::new(opening, counters, brake, rows);
+        let books = Books::new(opening, counters, brake, rows, spares.clone());
         let books = spawn("books", move || books.run(&inbox))?;
         let (reader_stop, attach) = (Arc::clone(&stop), commands.clone());
-        let ring_reader =
-            spawn("reader", move || reader::run(rings, &reader_stop, &attach, &looks))?;
+        let ring_reader = spawn("reader", move || {
+            reader::run(rings, &reader_stop, &attach, &looks, &spares.calls);
+        })?;
         let nvml = start_nvml(reader, &messages);
         helpers.push(start_host_samples(options, &messages, &stop)?);
 
@@ -357,7 +361,7 @@ fn start_log(
     options: &Options,
     host: &Host,
     anchor: Anchor,
-    rows: Receiver<ToLog>,
+    (rows, spares): (Receiver<ToLog>, Spares<AnyRow>),
     asks: SyncSender<Message>,
 ) -> anyhow::Result<Thread<anyhow::Result<Written>>> {
     let now_ns = clock::epoch_ns();
@@ -375,7 +379,7 @@ fn start_log(
         options: log::Options { max_disk_bytes: options.max_disk_bytes, ..log::Options::default() },
     };
     let (opened, answer) = sync_channel(1);
-    let thread = spawn("log", move || sink::run(&start, &rows, &asks, &opened))?;
+    let thread = spawn("log", move || sink::run(&start, &rows, &asks, &opened, &spares))?;
     answer.recv().context("hear from the log thread")??;
     Ok(thread)
 }

@@ -19,7 +19,7 @@ use rustix::{
 };
 use tracing::error;
 
-use super::Message;
+use super::{Message, spares::Spares};
 use crate::{
     clock::{self, Anchor, Step, Watch},
     heap::Trim,
@@ -118,6 +118,7 @@ pub fn run(
     inbox: &Receiver<ToLog>,
     asks: &SyncSender<Message>,
     opened: &SyncSender<anyhow::Result<()>>,
+    spares: &Spares<AnyRow>,
 ) -> anyhow::Result<Written> {
     let mut writer = match open(start) {
         Ok(writer) => {
@@ -136,11 +137,12 @@ pub fn run(
     let mut trim = Trim::new();
     loop {
         match inbox.recv_timeout(TICK) {
-            Ok(ToLog::Rows(batch)) => {
-                for row in batch {
+            Ok(ToLog::Rows(mut batch)) => {
+                for row in batch.drain(..) {
                     events += u64::from(matches!(row, AnyRow::EventRow(_)));
                     push(&mut writer, row);
                 }
+                spares.give(batch);
             }
             Ok(ToLog::Checkpoint { seq, rows }) => writer.checkpoint(seq, rows),
             Err(RecvTimeoutError::Timeout) => {}
