@@ -45,8 +45,8 @@ pub(crate) extern "C" fn define_codes(thread: *mut Thread) -> u32 {
 }
 
 /// Straight on, with hardly a branch: the verifier follows every path of every turn of the loop. So
-/// reads have one length each, and may take in what lies after a string. Where that is not mapped
-/// they fail, and the agent reads the object itself while it is still there.
+/// reads take in what lies after a string, as far as there is anything. Where a string could not be
+/// copied the agent reads it itself, while the object is still there.
 #[inline(never)]
 fn send(thread: &mut Thread, config: &PythonConfig, frame: &RawPythonFrame, tgid: u32) {
     read(&mut thread.code, config.code_bytes, frame.code + u64::from(config.code_from));
@@ -117,18 +117,23 @@ impl Text {
     }
 }
 
-/// Bytes that are read where the whole buffer's length goes over the end of what is mapped.
-const FEW_BYTES: u32 = 64;
+/// Size of the pages of which a whole one is there or not.
+const PAGE_BYTES: u32 = 4096;
 
-/// Fills the buffer, or its beginning; gives the bytes that were copied.
+/// Fills the buffer, or, where that goes over the end of what is there (also of memory that was never
+/// written to), its beginning up to the page's end; gives the bytes that were copied.
 #[inline(always)]
 fn copy<const N: usize>(to: &mut [u8; N], address: u64) -> u32 {
+    const { assert!(N.is_power_of_two() && N < PAGE_BYTES as usize) };
     let to: *mut [u8; N] = to;
     // SAFETY: the buffer is as long; the helper checks the address and fails instead of faulting.
     let whole = unsafe { generated::bpf_probe_read_user(to.cast(), N as u32, address as *const _) };
-    // SAFETY: as above, and every buffer is longer.
-    let few = unsafe { generated::bpf_probe_read_user(to.cast(), FEW_BYTES, address as *const _) };
+    // Where the whole is not to be had and this page is there, less than `N` of it is left. The mask
+    // bounds it for the verifier.
+    let rest = PAGE_BYTES - (address as u32 & (PAGE_BYTES - 1)) & (N as u32 - 1);
+    // SAFETY: as above, and the buffer is longer.
+    let part = unsafe { generated::bpf_probe_read_user(to.cast(), rest, address as *const _) };
     // 0 where a read succeeded, else -1 and less: all ones where it failed.
-    let (whole, few) = ((whole >> 63) as u32, (few >> 63) as u32);
-    N as u32 & !whole | FEW_BYTES & whole & !few
+    let (whole, part) = ((whole >> 63) as u32, (part >> 63) as u32);
+    N as u32 & !whole | rest & whole & !part
 }

@@ -31,6 +31,7 @@ NEW = sys.version_info >= (3, 11)
 POINTER = ctypes.byref(ctypes.c_uint64())
 WARM = 200  # calls after which every interpreter has specialized its instructions
 REPEATS = 5  # how often each stack is met
+FRESH = 150
 
 cuda = ctypes.CDLL("libcuda.so.1")
 held = ctypes.PyDLL("libcuda.so.1")
@@ -389,6 +390,14 @@ def evaluated(call, size):
     eval("call(POINTER, size)", {"call": call, "size": size, "POINTER": POINTER})
 
 
+def evaluated_beside_fresh_memory(call, size):
+    """What is evaluated is soon gone, and may lie at the end of what was ever written to."""
+    KEPT.extend(bytes(length) for length in range(0, 24, 2))
+    eval("call(POINTER, size)", {"call": call, "size": size, "POINTER": POINTER})
+
+
+KEPT = []
+
 UNUSUAL = [
     ("größe", "/tmp/Übung/größe.py"),
     ("模型训练", "/tmp/模型/训练.py"),
@@ -545,6 +554,9 @@ def everything():
         run(scenario, warm=WARM)
     for scenario in (straight_held, nested, callback, generator):
         run(scenario, allocate=held.cuMemAlloc_v2)
+    for _ in range(FRESH):
+        run(evaluated_beside_fresh_memory)
+        time.sleep(0.01)  # the agent keeps up with new code
     run(recursion_50, pause=0.1)  # in which the agent asks for more of the stack
     run(recursion_300)
     same_address()
