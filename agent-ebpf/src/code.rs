@@ -130,7 +130,7 @@ fn copy<const N: usize>(to: &mut [u8; N], address: u64) -> u32 {
     let whole = unsafe { generated::bpf_probe_read_user(to.cast(), N as u32, address as *const _) };
     // Where the whole is not to be had and this page is there, less than `N` of it is left. The mask
     // bounds it for the verifier.
-    let rest = PAGE_BYTES - (address as u32 & (PAGE_BYTES - 1)) & (N as u32 - 1);
+    let rest = (PAGE_BYTES - (address as u32 & (PAGE_BYTES - 1))) & (N as u32 - 1);
     // SAFETY: as above, and the buffer is longer.
     let part = unsafe { generated::bpf_probe_read_user(to.cast(), rest, address as *const _) };
     // 0 where a read succeeded, else -1 and less: all ones where it failed.
