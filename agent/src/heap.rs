@@ -4,8 +4,6 @@
 //! and puts the next ones elsewhere, and the recorder's memory rises for a long time though nothing
 //! more is in use: beside a training job every MiB is somebody else's.
 
-use std::time::{Duration, Instant};
-
 /// Bytes from which on a block has pages of its own, that are gone when it is freed, and none where
 /// it was never written. glibc begins with twice this and raises it up to 32 MiB as such blocks are
 /// freed, unless it is told (mallopt(3), `M_MMAP_THRESHOLD`). The Parquet writer takes 1 MiB and
@@ -13,9 +11,6 @@ use std::time::{Duration, Instant};
 /// that was used before, they would keep it.
 #[cfg(target_env = "gnu")]
 const OWN_PAGES_BYTES: i32 = 64 << 10;
-
-/// Time between two trims: files of the log are finished once a minute, each table at its time.
-const PERIOD: Duration = Duration::from_secs(20);
 
 /// Settles how blocks are taken. Call it once, before a recording starts.
 pub fn settle() {
@@ -26,35 +21,12 @@ pub fn settle() {
     }
 }
 
-/// Gives free pages back, once a period.
-#[derive(Debug)]
-pub struct Trim {
-    last: Instant,
-}
-
-impl Trim {
-    /// Begins a period.
-    pub fn new() -> Self {
-        Self { last: Instant::now() }
-    }
-
-    /// Gives free pages of all threads' heaps back where a period is over. It takes milliseconds
-    /// in which other threads may wait for memory: call it from one thread, that has time.
-    pub fn when_due(&mut self) {
-        if self.last.elapsed() < PERIOD {
-            return;
-        }
-        self.last = Instant::now();
-        #[cfg(target_env = "gnu")]
-        // SAFETY: glibc has malloc_trim, which touches free pages only, under the heaps' locks.
-        unsafe {
-            libc::malloc_trim(0);
-        }
-    }
-}
-
-impl Default for Trim {
-    fn default() -> Self {
-        Self::new()
+/// Gives free pages of all threads' heaps back. It takes milliseconds in which other threads may wait
+/// for memory: call it now and then, from a thread that has time.
+pub fn trim() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: glibc has malloc_trim, which touches free pages only, under the heaps' locks.
+    unsafe {
+        libc::malloc_trim(0);
     }
 }

@@ -31,7 +31,8 @@ NEW = sys.version_info >= (3, 11)
 POINTER = ctypes.byref(ctypes.c_uint64())
 WARM = 200  # calls after which every interpreter has specialized its instructions
 REPEATS = 5  # how often each stack is met
-FRESH = 150
+FRESH = 150  # pieces of code that are evaluated beside memory that was never written to
+KEPT = []  # what moves them on
 
 cuda = ctypes.CDLL("libcuda.so.1")
 held = ctypes.PyDLL("libcuda.so.1")
@@ -395,8 +396,6 @@ def evaluated_beside_fresh_memory(call, size):
     KEPT.extend(bytes(length) for length in range(0, 24, 2))
     eval("call(POINTER, size)", {"call": call, "size": size, "POINTER": POINTER})
 
-
-KEPT = []
 
 UNUSUAL = [
     ("größe", "/tmp/Übung/größe.py"),

@@ -22,8 +22,7 @@ use tracing::error;
 use super::{Message, spares::Spares};
 use crate::{
     clock::{self, Anchor, Step, Watch},
-    heap::Trim,
-    privileges,
+    heap, privileges,
 };
 
 macro_rules! any_row {
@@ -87,6 +86,9 @@ const TICK: Duration = Duration::from_millis(50);
 /// Time between looks for a step of the wall clock.
 const WATCH_NS: i64 = 1_000_000_000;
 
+/// Time between two trims of the heap: files are finished once a minute, each table at its time.
+const TRIM_NS: i64 = 20_000_000_000;
+
 /// What the log needs to begin.
 #[derive(Clone, Debug)]
 pub struct Start {
@@ -133,8 +135,7 @@ pub fn run(
     };
     let mut events = 0;
     let mut watch = Watch::new(Anchor::of_process());
-    let mut look_ns = 0;
-    let mut trim = Trim::new();
+    let (mut look_ns, mut trim_ns) = (0, 0);
     loop {
         match inbox.recv_timeout(TICK) {
             Ok(ToLog::Rows(mut batch)) => {
@@ -163,7 +164,10 @@ pub fn run(
         if tick.recovered {
             asks.try_send(Message::LogRecovered).unwrap_or_default();
         }
-        trim.when_due();
+        if now_ns >= trim_ns {
+            trim_ns = now_ns + TRIM_NS;
+            heap::trim();
+        }
     }
     let dropped = writer.dropped().map(|(_, count)| count).sum();
     let log_bytes = writer.disk_bytes();
