@@ -100,23 +100,28 @@ table! {
 }
 
 table! {
-    /// Where a process's memory on a device went, at one moment. The categories of one
-    /// (ts_ns, proc_id, gpu_uuid) add up to its `nvml_used` row.
+    /// Where a process's memory on a device went, at one moment. The parts of one
+    /// (ts_ns, proc_id, gpu_uuid) add up to its `nvml_used` row, those of proc_id 0, the device as a
+    /// whole, to its `device_used` row.
     BreakdownRow, "breakdown" {
         /// The moment.
         ts_ns: i64,
-        /// Key into `processes`.
+        /// Key into `processes`; 0 = the device as a whole.
         proc_id: i64,
         /// UUID of the device.
         gpu_uuid: String,
-        /// nvml_used (the sum); live_device, live_pool, before_attach, unexplained (its parts); torch_allocated, torch_reserved, live_managed, live_host, live_imported (beside it).
+        /// nvml_used (the sum); tensors, reusable, returnable, graph_pools, cached, library, pools, rounding, context, modules, before_attach, unexplained (its parts); live_device, live_pool, live_managed, live_host, live_imported, torch_allocated, torch_reserved (beside it). Of a device: device_used (the sum); processes, unlisted, unexplained (its parts); driver_reserved (beside it).
         category: String,
-        /// Owning library, where the category is split by it.
+        /// Owning library, where the category is `library`; NULL there: the owner is not known.
         library: Option<String>,
         /// Bytes; unexplained may be negative.
         bytes: i64,
         /// The figure is a bound or an estimate, not a measurement.
         estimated: bool,
+        /// Where the category is `reusable`: live blocks of PyTorch that keep it from being given back.
+        pinned_by_blocks: Option<i64>,
+        /// The stack whose blocks keep the most of it.
+        pinned_by_stack_id: Option<i64>,
     }
 }
 
@@ -365,6 +370,9 @@ table! {
         incomplete_reason: Option<String>,
         /// When it was first seen.
         first_seen_ns: i64,
+        /// Whose what it allocates is: its innermost library that is neither CUDA's nor, where
+        /// there is another, a framework's; libc10_cuda is PyTorch's cache.
+        library: Option<String>,
     }
 }
 

@@ -17,7 +17,7 @@ mod shared;
 mod slots;
 pub mod state;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod vmm;
 
 pub use ledger::{Ledger, Loss};

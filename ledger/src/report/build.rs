@@ -3,7 +3,7 @@
 use super::{
     collect::{Collector, Place, ProcessFacts},
     findings::{self, Found},
-    model::{Device, Failure, Loss, Model, Process, Run, SCHEMA, StackShare, Warning},
+    model::{Breakdown, Device, Failure, Loss, Model, Process, Run, SCHEMA, StackShare, Warning},
     names, words,
 };
 use crate::{
@@ -84,6 +84,7 @@ impl Collector {
                 used: facts.used.last,
                 used_peak: facts.used.peak,
                 reserved_bytes: facts.reserved_bytes,
+                breakdown: Breakdown::of(&facts.breakdown, &self.stacks),
             })
             .collect();
         devices.sort_by(|a, b| {

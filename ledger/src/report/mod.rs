@@ -4,6 +4,7 @@
 //! number of processes), [`Model::text`] prints it for people, serde prints it for programs. Needs
 //! no root and no GPU, and reads running and crashed logs as they are.
 
+mod breakdown;
 mod build;
 mod clock;
 mod collect;
@@ -28,8 +29,8 @@ mod work;
 pub use findings::{Blocks, Confidence, Context, Finding, Growth, Leak, Lost, Nothing, Refusal};
 pub use listing::{StackChoice, StackOrder};
 pub use model::{
-    Breakdown, Device, Failure, GROUPS, Group, LevelTotal, LevelUse, Loss, Model, Of, Process,
-    Reading, Run, SCHEMA, Share, StackShare, Torch, Trend, Warning,
+    Breakdown, Device, Failure, GROUPS, Group, LevelTotal, LevelUse, Loss, Model, Of, Part,
+    Process, Reading, Run, SCHEMA, Share, StackShare, Torch, Trend, Warning,
 };
 pub use units::show_bytes;
 pub use who::who;

@@ -104,6 +104,8 @@ pub struct Device {
     pub used_peak: Option<Reading>,
     /// Memory that the driver keeps for itself.
     pub reserved_bytes: Option<i64>,
+    /// The sum over its processes, and the rest, at the last steady reading.
+    pub breakdown: Option<Breakdown>,
 }
 
 /// A figure and when it held.
@@ -198,21 +200,32 @@ pub struct Share {
 /// Groups that a share lists.
 pub const GROUPS: usize = 20;
 
-/// What NVML charges to a process on a device, in parts that add up to it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+/// What NVML shows, in parts that add up to it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Breakdown {
     /// When.
     pub ts_ns: i64,
     /// The sum.
     pub nvml_used_bytes: i64,
-    /// Live allocations that take device memory.
-    pub live_device_bytes: i64,
-    /// Live blocks in stream-ordered pools, which hold at least these.
-    pub live_pool_bytes: i64,
-    /// At most this was there before the recording; `null` for a process seen from its start.
-    pub before_attach_bytes: Option<i64>,
-    /// The rest, as it is; may be negative.
-    pub unexplained_bytes: i64,
+    /// Its parts, in the order in which they are read.
+    pub parts: Vec<Part>,
+}
+
+/// A part of a breakdown.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Part {
+    /// What it is, as the log's `breakdown` table says it.
+    pub category: String,
+    /// Whose it is, where the category is `library`; `null` there: not known.
+    pub library: Option<String>,
+    /// Bytes; what is unexplained may be negative.
+    pub bytes: i64,
+    /// It is a bound or an estimate.
+    pub estimated: bool,
+    /// Live blocks that keep it from being given back, where it is `reusable`.
+    pub pinned_by_blocks: Option<i64>,
+    /// Where most of what they keep was allocated.
+    pub pinned_by_site: Option<String>,
 }
 
 /// `PyTorch`'s allocator, as it reported itself last.
@@ -226,6 +239,8 @@ pub struct Torch {
     pub reserved_bytes: Option<i64>,
     /// Highest allocated value since the agent saw the process.
     pub peak_allocated_bytes: Option<i64>,
+    /// When that was, to a quarter of a second.
+    pub peak_allocated_ns: Option<i64>,
     /// Highest reserved value.
     pub peak_reserved_bytes: Option<i64>,
 }

@@ -8,7 +8,7 @@ use super::{
     model::{Breakdown, GROUPS, Group, LevelTotal, LevelUse, Of, Share, Torch, Trend},
     work::Work,
 };
-use crate::{account::state, call::Level, rows::BreakdownRow};
+use crate::{account::state, call::Level};
 
 /// A device of the account at one place, as it was at its end.
 struct EndState<'a> {
@@ -74,7 +74,7 @@ impl Collector {
             nvml_used: here.facts.nvml.last,
             nvml_peak: here.facts.nvml.peak,
             nvml_unavailable: here.facts.nvml_unavailable,
-            breakdown: breakdown(&here.facts.breakdown),
+            breakdown: Breakdown::of(&here.facts.breakdown, &self.stacks),
             torch: torch(&here.facts),
             levels: levels(&here.devices),
             ..Share::default()
@@ -129,21 +129,6 @@ fn adopt_unknown(here: &mut BTreeMap<Place, Here>) {
     }
 }
 
-fn breakdown(rows: &[BreakdownRow]) -> Option<Breakdown> {
-    let bytes = |category: &str| {
-        let parts = rows.iter().filter(|row| row.category == category);
-        parts.map(|row| row.bytes).reduce(i64::saturating_add)
-    };
-    Some(Breakdown {
-        ts_ns: rows.first()?.ts_ns,
-        nvml_used_bytes: bytes("nvml_used")?,
-        live_device_bytes: bytes("live_device")?,
-        live_pool_bytes: bytes("live_pool").unwrap_or(0),
-        before_attach_bytes: bytes("before_attach"),
-        unexplained_bytes: bytes("unexplained")?,
-    })
-}
-
 fn torch(facts: &PlaceFacts) -> Option<Torch> {
     let last = |figure: &Figure| figure.last.map(|reading| reading.bytes);
     let ts_ns = [facts.allocated.last, facts.reserved.last].into_iter().flatten();
@@ -153,6 +138,7 @@ fn torch(facts: &PlaceFacts) -> Option<Torch> {
         allocated_bytes: last(&facts.allocated),
         reserved_bytes: last(&facts.reserved),
         peak_allocated_bytes: peak(&facts.allocated, facts.peak_allocated),
+        peak_allocated_ns: facts.peak_allocated_ns.or(facts.allocated.peak.map(|peak| peak.ts_ns)),
         peak_reserved_bytes: peak(&facts.reserved, facts.peak_reserved),
     })
 }

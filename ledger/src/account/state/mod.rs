@@ -5,6 +5,7 @@
 //! then on, though its free row may still be to come (see [`super::Ledger::apply`]).
 
 mod growth;
+mod held;
 mod process;
 mod series;
 mod usage;
@@ -13,6 +14,7 @@ use std::collections::HashMap;
 
 pub(crate) use growth::theil_sen;
 pub use growth::{Growth, growth};
+pub use held::DeviceBlock;
 pub use process::{ApiUsage, Device, Group, LiveAllocation, Process};
 pub use series::{Bucket, Series};
 pub use usage::{Failures, Usage};

@@ -7,6 +7,7 @@ use std::{
 
 use super::{
     growth::{Growth, growth},
+    held::Held,
     series::Series,
     usage::Usage,
 };
@@ -135,6 +136,7 @@ pub struct Process {
     last_ns: i64,
     devices: Vec<Device>,
     live: HashMap<i64, LiveAllocation>,
+    pub(super) held: Held,
     by_addr: HashMap<(u8, i64), i64>,
     /// A handful: searching them is cheaper than hashing a name for each row.
     apis: Vec<ApiUsage>,
@@ -204,7 +206,14 @@ impl Process {
             "alloc" | "reserve" | "import" if row.alloc_id != 0 => {
                 self.open(row, level, device, api);
             }
-            "map" if row.delta_bytes > 0 => self.size_known(row),
+            "map" => {
+                self.held.mapped(row);
+                if row.delta_bytes > 0 {
+                    self.size_known(row);
+                }
+            }
+            "unmap" => self.held.unmapped(row),
+            "capture" | "captured" => self.held.captures(row.op == "capture"),
             "free" => self.free(row, level, device),
             "fail" => {
                 let usage = &mut self.devices[device].usage[level as usize];
@@ -305,6 +314,7 @@ impl Process {
         let (level, device, size) = (live.level, live.device, live.size_bytes.unwrap_or(0));
         let Entry::Vacant(vacant) = self.live.entry(alloc_id) else { return };
         vacant.insert(live);
+        self.held.opened(alloc_id, level);
         let usage = &mut self.devices[device].usage[level as usize];
         usage.live_count += 1;
         usage.raise(ts_ns, size);
@@ -353,6 +363,7 @@ impl Process {
 
     /// Takes out of the totals what is out of the live map.
     fn dropped(&mut self, alloc_id: i64, live: &LiveAllocation, ts_ns: i64) {
+        self.held.closed(alloc_id);
         if let Some(place) = self.place_of(live)
             && let Entry::Occupied(entry) = self.by_addr.entry(place)
             && *entry.get() == alloc_id
@@ -373,8 +384,12 @@ impl Process {
             Level::Virtual => 2,
             Level::Tensor => 3,
         };
-        let is_handle = self.apis.get(live.api).is_some_and(|usage| usage.gives_handle);
-        (!is_handle).then_some((space, live.addr))
+        (!self.is_handle(live)).then_some((space, live.addr))
+    }
+
+    /// Its `addr` is a handle, which is no address.
+    pub(super) fn is_handle(&self, live: &LiveAllocation) -> bool {
+        self.apis.get(live.api).is_some_and(|usage| usage.gives_handle)
     }
 
     fn record(&mut self, level: Level, device: usize, ts_ns: i64) {

@@ -123,6 +123,8 @@ pub(in crate::report) struct PlaceFacts {
     pub(in crate::report) allocated: Figure,
     pub(in crate::report) reserved: Figure,
     pub(in crate::report) peak_allocated: Option<i64>,
+    /// When it was told first.
+    pub(in crate::report) peak_allocated_ns: Option<i64>,
     pub(in crate::report) peak_reserved: Option<i64>,
     pub(in crate::report) tensors: Course,
     pub(in crate::report) handed: Handed,
@@ -146,6 +148,9 @@ impl PlaceFacts {
         self.nvml_unavailable |= other.nvml_unavailable;
         if self.breakdown.is_empty() {
             self.breakdown = other.breakdown;
+        }
+        if other.peak_allocated > self.peak_allocated {
+            self.peak_allocated_ns = other.peak_allocated_ns;
         }
         self.peak_allocated = self.peak_allocated.max(other.peak_allocated);
         self.peak_reserved = self.peak_reserved.max(other.peak_reserved);
@@ -206,6 +211,7 @@ pub(in crate::report) struct DeviceFacts {
     pub(in crate::report) used: Figure,
     pub(in crate::report) total_bytes: Option<i64>,
     pub(in crate::report) reserved_bytes: Option<i64>,
+    pub(in crate::report) breakdown: Vec<BreakdownRow>,
 }
 
 /// Requests that were refused: those that could never have fitted are apart from the others.

@@ -125,7 +125,10 @@ impl Collector {
             place.reserved.see(row.ts_ns, reserved);
             place.torch_reserved.see(row.ts_ns, reserved);
         }
-        place.peak_allocated = place.peak_allocated.max(row.torch_peak_allocated_bytes);
+        if row.torch_peak_allocated_bytes > place.peak_allocated {
+            place.peak_allocated = row.torch_peak_allocated_bytes;
+            place.peak_allocated_ns = Some(row.ts_ns);
+        }
         place.peak_reserved = place.peak_reserved.max(row.torch_peak_reserved_bytes);
     }
 
@@ -167,17 +170,14 @@ impl Collector {
 
     /// Keeps the rows of the last moment before the end of the process, which must be known.
     pub(super) fn breakdown(&mut self, row: BreakdownRow) {
+        if row.proc_id == 0 {
+            self.span.see(row.ts_ns);
+            let facts = self.devices.entry(row.gpu_uuid.clone()).or_default();
+            return keep_latest(&mut facts.breakdown, row);
+        }
         let facts = self.facts(row.proc_id, row.ts_ns);
-        if facts.end_ns().is_some_and(|end_ns| end_ns < row.ts_ns) {
-            return;
-        }
-        let rows = &mut facts.place(Some(&row.gpu_uuid), None).breakdown;
-        let ts_ns = rows.first().map_or(i64::MIN, |first| first.ts_ns);
-        if row.ts_ns > ts_ns {
-            rows.clear();
-        }
-        if row.ts_ns >= ts_ns {
-            rows.push(row);
+        if facts.end_ns().is_none_or(|end_ns| row.ts_ns <= end_ns) {
+            keep_latest(&mut facts.place(Some(&row.gpu_uuid), None).breakdown, row);
         }
     }
 
@@ -331,6 +331,16 @@ impl Collector {
         if known.is_none_or(|(known, _)| allocs(known) != allocs(device)) {
             facts.teardown.insert(live.device, (device.clone(), row.ts_ns));
         }
+    }
+}
+
+fn keep_latest(rows: &mut Vec<BreakdownRow>, row: BreakdownRow) {
+    let ts_ns = rows.first().map_or(i64::MIN, |first| first.ts_ns);
+    if row.ts_ns > ts_ns {
+        rows.clear();
+    }
+    if row.ts_ns >= ts_ns {
+        rows.push(row);
     }
 }
 

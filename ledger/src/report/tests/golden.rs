@@ -5,7 +5,10 @@ use std::path::Path;
 use proptest::prelude::*;
 
 use super::scene::{GIB, MIB, Scene, at, uuid};
-use crate::{account::breakdown::Moment, report::Model, rows::AnnotationRow};
+use crate::{
+    account::breakdown::{Holding, Moment, Split, Torch},
+    rows::AnnotationRow,
+};
 
 fn held_against(name: &str, text: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/report/tests/golden").join(name);
@@ -28,14 +31,28 @@ pub(super) fn busy() -> Scene {
     }
     scene.alloc_at(4824, 1, 1.0, 2 * GIB, "device", "cuMemCreate");
     scene.alloc_at(4824, 1, 1.0, GIB, "host", "cuMemHostAlloc");
+    let pinning = scene.stack(&["roi.py:210 crop", "train.py:9 main"]);
+    let split = Split {
+        returnable_bytes: 700 * MIB + 52_000,
+        graph_pools_bytes: 0,
+        pinned_by_blocks: 12,
+        pinned_by_stack_id: Some(pinning),
+    };
+    let libraries =
+        [("libnccl", 300 * MIB), ("libcublas", 72 * MIB + 9_000), ("libmyop", 40 * MIB)];
     let moment = Moment {
         nvml_used: Some(3 * GIB + 12 * MIB + 300_000),
-        live_device: 2 * GIB + 412 * MIB,
-        live_pool: 8 * MIB + 52_000,
-        torch_allocated: Some(GIB),
+        holding: Holding {
+            segments_bytes: 2 * GIB,
+            libraries: libraries.map(|(name, bytes)| (Some(name.to_owned()), bytes)).into(),
+            rounding_bytes: 77_000,
+            split: Some(split),
+        },
+        torch: Some(Torch { allocated_bytes: GIB, reserved_bytes: 2 * GIB }),
         ..Moment::default()
     };
     scene.reading(4824, 1, 58.0, &moment);
+    scene.device(1, 58.0, 8 * GIB + 70 * MIB, 8 * GIB + 12 * MIB);
     for step in 0..60 {
         scene.torch(4824, 1, f64::from(step), GIB, 2 * GIB);
     }
@@ -46,14 +63,18 @@ pub(super) fn busy() -> Scene {
     let moment = Moment {
         nvml_used: Some(5 * GIB),
         baseline: Some(4 * GIB),
-        live_device: 700 * MIB,
-        live_managed: 3 * MIB,
+        holding: held(700 * MIB),
         ..Moment::default()
     };
     scene.reading(4900, 1, 57.0, &moment);
     scene.exit(4900, 59.0, 137);
     scene.process(4810, "torchrun train.py");
     scene
+}
+
+/// Device memory of the program's own.
+fn held(bytes: i64) -> Holding {
+    Holding { libraries: [(Some("app".to_owned()), bytes)].into(), ..Holding::default() }
 }
 
 /// Everything that can be wrong.
@@ -132,17 +153,57 @@ fn many_processes_are_bounded_and_counted() {
     fits(&text);
 }
 
-/// The figures of the breakdown as printed, in tenths of a MiB.
-fn printed_breakdown(model: &Model) -> (i64, Vec<i64>) {
-    let text = model.text(false);
-    let figure = |line: &str| {
-        let figure = line.get(22..)?.split_whitespace().next()?;
-        figure.replace('.', "").parse::<i64>().ok()
-    };
-    let mut lines = text.lines().skip_while(|line| !line.starts_with("    NVML used"));
-    let total = figure(lines.next().unwrap()).unwrap();
-    let parts = lines.take_while(|line| line.starts_with("      ") && figure(line).is_some());
-    (total, parts.map(|line| figure(line).unwrap()).collect())
+/// Every breakdown of a process as printed: the sum and its parts, in tenths.
+fn printed(text: &str) -> Vec<(i64, Vec<i64>)> {
+    let figure = |text: &str| text.replace('.', "").parse::<i64>().ok();
+    let first = |line: &str| figure(line.get(22..)?.split_whitespace().next()?);
+    let mut found = Vec::new();
+    let mut lines = text.lines().peekable();
+    while let Some(line) = lines.next() {
+        let Some(total) = line.strip_prefix("    NVML used").and_then(|_| first(line)) else {
+            continue;
+        };
+        let mut parts = Vec::new();
+        while let Some(line) = lines.next_if(|line| line.starts_with("      ")) {
+            if line.starts_with(&" ".repeat(22)) {
+                continue; // A note goes on.
+            }
+            let Some(part) = first(line).filter(|_| !line.contains("unexplained")) else {
+                let listed = line.split(" · ").filter_map(|part| part.rsplit(' ').next());
+                parts.extend(listed.filter_map(figure));
+                break;
+            };
+            parts.push(part);
+        }
+        found.push((total, parts));
+    }
+    found
+}
+
+/// Libraries' figures add up to their own sum.
+fn libraries_add_up(text: &str) {
+    for line in text.lines().filter(|line| line.starts_with("      libraries")) {
+        let tenths = |text: &str| text.replace('.', "").parse::<i64>().ok();
+        let mut words = line.split_whitespace().skip(1).filter_map(tenths);
+        let sum = words.next().unwrap();
+        assert_eq!(words.sum::<i64>(), sum, "{line}");
+    }
+}
+
+#[test]
+fn every_printed_example_adds_up() {
+    let document = include_str!("../../../../docs/breakdown.md");
+    let readme = include_str!("../../../../README.md");
+    let golden = include_str!("golden/busy.txt");
+    let mut seen = 0;
+    for text in [golden, document, readme] {
+        for (total, parts) in printed(text) {
+            assert_eq!(parts.iter().sum::<i64>(), total, "{text}");
+            seen += 1;
+        }
+        libraries_add_up(text);
+    }
+    assert!(seen >= 3, "{seen}");
 }
 
 proptest! {
@@ -150,20 +211,24 @@ proptest! {
     #[test]
     fn printed_parts_add_up_to_the_printed_sum(
         nvml in 1..90 * GIB,
-        live_device in 0..90 * GIB,
-        live_pool in 0..GIB,
+        parts in prop::collection::vec(0..30 * GIB, 3),
         baseline in prop::option::of(0..90 * GIB),
     ) {
         let mut scene = Scene::new(30);
         scene.process(7, "./app");
+        let library = Holding { segments_bytes: parts[0], ..held(parts[1]) };
+        let torch = Torch { allocated_bytes: parts[2], reserved_bytes: parts[0] };
         let moment = Moment {
-            nvml_used: Some(nvml), live_device, live_pool, baseline, ..Moment::default()
+            nvml_used: Some(nvml), baseline, holding: library, torch: Some(torch),
+            ..Moment::default()
         };
         scene.reading(7, 0, 9.0, &moment);
-        let (total, parts) = printed_breakdown(&scene.model());
-        prop_assert!(parts.len() >= 2);
+        let text = scene.model().text(false);
+        let (total, parts) = printed(&text)[0].clone();
+        prop_assert!(parts.len() >= 4);
         prop_assert_eq!(parts.iter().sum::<i64>(), total);
-        prop_assert!((total - nvml * 10 / MIB).abs() <= 1);
+        let unit = if nvml < 10 * GIB { MIB } else { GIB };
+        prop_assert!((total - nvml * 10 / unit).abs() <= 1);
     }
 
     #[test]

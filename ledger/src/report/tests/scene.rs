@@ -1,8 +1,8 @@
 //! Rows of a small made-up host, handed to the pass in the order in which a log is read.
 
 use crate::{
-    account::breakdown::{Breakdown, Moment},
-    call::ProcId,
+    account::breakdown::{Breakdown, DeviceMoment, Moment},
+    call::{Level, ProcId},
     log::{Manifest, Run8},
     report::{Model, collect::Collector},
     rows::{
@@ -230,18 +230,28 @@ impl Scene {
         let moment = Moment { ts_ns, ..moment.clone() };
         self.process_samples.push(ProcessSampleRow {
             nvml_used_bytes: moment.nvml_used,
-            live_device_bytes: Some(moment.live_device),
+            live_device_bytes: Some(moment.live[Level::Device as usize]),
             ..sample(pid, gpu, ts_ns)
         });
-        self.breakdown.extend(Breakdown::new().rows(ProcId(pid.into()), &uuid(gpu), &moment));
+        let used = moment.nvml_used;
+        self.breakdown.extend(Breakdown::new().rows(ProcId(pid.into()), &uuid(gpu), moment));
         self.device_samples.push(DeviceSampleRow {
             ts_ns,
             nvml_index: gpu,
             gpu_uuid: uuid(gpu),
-            used_bytes: moment.nvml_used.map(|used| used + 500 * MIB),
+            used_bytes: used.map(|used| used + 500 * MIB),
             total_bytes: Some(80 * GIB),
             ..DeviceSampleRow::default()
         });
+    }
+
+    /// What a device holds, and what of that its processes.
+    pub(super) fn device(&mut self, gpu: i32, seconds: f64, used_bytes: i64, listed_bytes: i64) {
+        let reserved_bytes = Some(640 * MIB);
+        let ts_ns = at(seconds);
+        let moment =
+            DeviceMoment { ts_ns, used_bytes, listed_bytes, unlisted_bytes: 0, reserved_bytes };
+        self.breakdown.extend(moment.rows(&uuid(gpu)));
     }
 
     /// What PyTorch's allocator said of itself.
@@ -278,6 +288,7 @@ impl Scene {
                 complete: true,
                 incomplete_reason: None,
                 first_seen_ns: START,
+                library: None,
             });
         }
         stack_id

@@ -1,5 +1,6 @@
 //! The report for people: findings first, then what they rest on, then what to type next.
 
+mod breakdown;
 mod page;
 mod process;
 mod rest;
@@ -146,6 +147,9 @@ fn on_device(page: &mut Page, model: &Model, clock: Clock, device: &Device) {
     ];
     let facts: Vec<String> = facts.into_iter().flatten().collect();
     page.tagged(&names::device(device), Style::Bold, &facts.join(", "));
+    if let Some(parts) = &device.breakdown {
+        breakdown::of_device(page, clock, parts, device.reserved_bytes.unwrap_or(0));
+    }
     processes(page, model, clock, &shares);
 }
 

@@ -1,15 +1,15 @@
 //! One process on one device.
 
 use super::{
+    breakdown,
     page::{Page, Style, WIDTH, shorten},
     show_reading,
-    sums::{show_tenths, tenths},
 };
 use crate::{
     call::Level,
     report::{
         clock::Clock,
-        model::{Breakdown, Group, LevelUse, Model, Of, Process, Share, Trend},
+        model::{Group, LevelUse, Model, Of, Process, Share, Trend},
         names,
         units::{counted, show_bytes, show_count},
     },
@@ -102,54 +102,13 @@ fn signal(exit_code: i32) -> Option<&'static str> {
 /// NVML's figure and its parts.
 fn nvml(page: &mut Page, clock: Clock, share: &Share) {
     let peak = share.nvml_peak.map(|peak| format!("peak {}", show_reading(clock, peak)));
-    let Some(breakdown) = share.breakdown else {
-        let text = match (share.nvml_used, peak) {
-            (Some(used), Some(peak)) => format!(
-                "{}, {peak}; not broken down, since its memory never stood still during a reading",
-                show_reading(clock, used)
-            ),
-            _ if share.nvml_unavailable => {
-                "not available (MPS, vGPU, WSL or permissions), so there is no breakdown".to_owned()
-            }
-            _ => "not known: no reading of NVML shows this process".to_owned(),
-        };
-        return page.field(4, "NVML used", Style::Plain, &text);
+    let Some(parts) = &share.breakdown else {
+        return page.field(4, "NVML used", Style::Plain, &breakdown::none(clock, share, peak));
     };
-    let later = share.nvml_used.filter(|used| used.ts_ns > breakdown.ts_ns);
+    let later = share.nvml_used.filter(|used| used.ts_ns > parts.ts_ns);
     let later = later.map(|used| format!("last {}", show_reading(clock, used)));
     let also: Vec<String> = [peak, later].into_iter().flatten().collect();
-    broken_down(page, clock, &breakdown, &also.join(", "));
-}
-
-/// The sum and its parts, in one unit, so that they add up as printed.
-fn broken_down(page: &mut Page, clock: Clock, breakdown: &Breakdown, also: &str) {
-    let parts = [
-        Some(("allocated", breakdown.live_device_bytes, "live device memory")),
-        (breakdown.live_pool_bytes != 0).then_some((
-            "in pools",
-            breakdown.live_pool_bytes,
-            "live blocks; the pools hold at least these",
-        )),
-        breakdown
-            .before_attach_bytes
-            .map(|bytes| ("before attach", bytes, "at most; held before the recording began")),
-        Some((
-            "unexplained",
-            breakdown.unexplained_bytes,
-            "the rest; CUDA's context and code are in here",
-        )),
-    ];
-    let parts: Vec<_> = parts.into_iter().flatten().collect();
-    let (rounded, total) = tenths(&parts.iter().map(|part| part.1).collect::<Vec<_>>());
-    let figures: Vec<String> = rounded.into_iter().map(show_tenths).collect();
-    let total = show_tenths(total);
-    let width = figures.iter().chain([&total]).map(String::len).max().unwrap_or(0);
-    let at = clock.time(breakdown.ts_ns);
-    let also = if also.is_empty() { String::new() } else { format!("; {also}") };
-    page.field(4, "NVML used", Style::Plain, &format!("{total:>width$}  at {at}{also}"));
-    for ((label, _, note), figure) in parts.iter().zip(figures) {
-        page.field(4, &format!("  {label}"), Style::Plain, &format!("{figure:>width$}  {note}"));
-    }
+    breakdown::of_process(page, clock, share, parts, &also.join(", "));
 }
 
 /// The account at the end.

@@ -1,0 +1,183 @@
+//! Where a process's memory on a device went, at one moment, held against NVML's figure.
+
+mod holding;
+mod pools;
+mod residual;
+mod rows;
+mod split;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+
+pub use self::{
+    holding::{Holding, TORCH_CACHE},
+    rows::{DEVICE_PARTS, DeviceMoment, PARTS},
+    split::{Split, Tensor},
+};
+use self::{
+    pools::PoolFloor,
+    residual::{Parts, Residual, Rest},
+};
+use crate::{
+    call::{Level, ProcId},
+    rows::{BreakdownRow, EventRow},
+};
+
+/// What `PyTorch` says of its allocator on a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Torch {
+    /// What its tensors hold, bytes.
+    pub allocated_bytes: i64,
+    /// What its allocator holds.
+    pub reserved_bytes: i64,
+}
+
+/// What is known of a process on a device at one moment. Take NVML's figure and the account's so
+/// that the account's device bytes were equal before and after the NVML call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Moment {
+    /// When NVML was asked, nanoseconds since the epoch.
+    pub ts_ns: i64,
+    /// How long it took.
+    pub read_ns: i64,
+    /// What NVML charges to the process; `None` where it says "not available".
+    pub nvml_used: Option<i64>,
+    /// What NVML charged when the agent attached; `None` for a process seen from its start.
+    pub baseline: Option<i64>,
+    /// Device memory by owner.
+    pub holding: Holding,
+    /// Live bytes by level, as [`Level::ALL`] has them.
+    pub live: [i64; Level::ALL.len()],
+    /// `PyTorch`'s totals, where it was heard.
+    pub torch: Option<Torch>,
+}
+
+/// Makes breakdowns; remembers per process and device what no single moment tells.
+#[derive(Debug, Default)]
+pub struct Breakdown {
+    courses: HashMap<(ProcId, String), Course>,
+    /// The smallest context seen on each device.
+    bare: HashMap<String, i64>,
+}
+
+/// One process on one device, over time.
+#[derive(Debug, Default)]
+struct Course {
+    before_attach: Option<i64>,
+    pools: PoolFloor,
+    residual: Residual,
+}
+
+/// The parts of NVML's figure, bytes. They add up to it.
+#[derive(Debug, Default)]
+struct Sum {
+    /// `PyTorch`'s cache, if there is one.
+    cache: Option<Cache>,
+    pools: i64,
+    /// From before attach, without `PyTorch`'s part.
+    before_attach: Option<i64>,
+    rest: Parts,
+}
+
+/// `PyTorch`'s cache.
+#[derive(Debug, Default)]
+struct Cache {
+    /// All of it.
+    bytes: i64,
+    /// Of that, live blocks; `None`: it was not heard.
+    tensors: Option<i64>,
+    /// Some of its segments are from before attach.
+    late: bool,
+}
+
+impl Breakdown {
+    /// Nothing remembered yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes in an event: contexts, code and pools take memory of a size that no call tells. Where the
+    /// device is not known it may be any that the process uses.
+    pub fn note(&mut self, row: &EventRow) {
+        let of_pool = row.level == "pool" && row.op != "fail";
+        if !of_pool && row.op != "ctx" && row.op != "module" {
+            return;
+        }
+        let proc_id = ProcId(row.proc_id);
+        let take = |course: &mut Course| {
+            if of_pool { course.pools.note(row) } else { course.residual.note(row) }
+        };
+        match &row.gpu_uuid {
+            Some(uuid) => take(self.courses.entry((proc_id, uuid.clone())).or_default()),
+            None => {
+                let its = self.courses.iter_mut().filter(|((of, _), _)| *of == proc_id);
+                its.for_each(|(_, course)| take(course));
+            }
+        }
+    }
+
+    /// The rows of one moment. The parts (see [`BreakdownRow::category`]) add up to `nvml_used`
+    /// exactly; the others stand beside it. Without NVML's figure there is no sum and nothing that
+    /// is told from it: they are not known.
+    ///
+    /// `before_attach` is what NVML showed at attach, less what later readings prove gone: an upper
+    /// bound that never rises. `unexplained` may be negative and is never cut off.
+    pub fn rows(
+        &mut self,
+        proc_id: ProcId,
+        gpu_uuid: &str,
+        mut moment: Moment,
+    ) -> Vec<BreakdownRow> {
+        let course = self.courses.entry((proc_id, gpu_uuid.to_owned())).or_default();
+        let late = moment.baseline.is_some();
+        let reserved = moment.torch.map_or(0, |torch| torch.reserved_bytes);
+        if !late {
+            // Seen from the start: what `PyTorch` has beyond its known segments is among the rest.
+            moment.holding.adopt(reserved - moment.holding.segments_bytes);
+        }
+        let segments = moment.holding.segments_bytes;
+        let older = if late { (reserved - segments).max(0) } else { 0 };
+        let pools = course.pools.bytes();
+        let known = moment.holding.bytes() + moment.holding.rounding_bytes + pools;
+        let mut sum = Sum { pools, ..Sum::default() };
+        let mut older_cache = older;
+        if let Some(used) = moment.nvml_used {
+            let before = course.bound(moment.baseline, used - known);
+            older_cache = before.map_or(0, |bytes| older.min(bytes));
+            sum.before_attach = before.map(|bytes| bytes - older_cache);
+            let rest = Rest {
+                ts_ns: moment.ts_ns,
+                end_ns: moment.ts_ns + moment.read_ns,
+                bytes: used - known - before.unwrap_or(0),
+                late,
+            };
+            let mut bare = self.bare.get(gpu_uuid).copied();
+            sum.rest = course.residual.parts(rest, &mut bare);
+            self.bare.extend(bare.map(|bytes| (gpu_uuid.to_owned(), bytes)));
+        }
+        let bytes = segments + older_cache;
+        sum.cache = (bytes > 0 || moment.torch.is_some()).then(|| Cache {
+            bytes,
+            tensors: moment.torch.map(|torch| torch.allocated_bytes.min(bytes)),
+            late: older_cache > 0,
+        });
+        rows::rows(proc_id, gpu_uuid, &moment, &sum)
+    }
+
+    /// Forgets a process that ended.
+    pub fn forget(&mut self, proc_id: ProcId) {
+        self.courses.retain(|(of, _), _| *of != proc_id);
+    }
+}
+
+impl Course {
+    /// Most that can still be from before attach. `not_known`: what NVML charges beyond all that was
+    /// seen to be allocated.
+    fn bound(&mut self, baseline: Option<i64>, not_known: i64) -> Option<i64> {
+        let possible = baseline?.min(not_known.max(0));
+        let bound = self.before_attach.get_or_insert(possible);
+        *bound = possible.min(*bound);
+        Some(*bound)
+    }
+}
