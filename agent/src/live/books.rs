@@ -67,6 +67,8 @@ pub(super) struct Opening {
     pub(super) detail: &'static str,
     /// Every block of `PyTorch` is an event: the ledger has those that live.
     pub(super) every_tensor: bool,
+    /// Blocks of `PyTorch` are told apart, by address and place.
+    pub(super) sites: bool,
     /// How much of command lines.
     pub(super) commands: CommandDetail,
     /// When the recording began, `CLOCK_BOOTTIME`.
@@ -271,6 +273,7 @@ impl Books {
         for mut row in events.drain(..) {
             row.backward_pass = self.stacks.pass_at(row.proc_id, row.ts_ns);
             self.state.apply(&row);
+            self.breakdown.note(&row);
             if row.op == "fail" && row.result == OUT_OF_MEMORY {
                 let oom = self.oom(&row);
                 self.add(oom);

@@ -10,6 +10,7 @@
 
 pub mod books;
 mod brake;
+mod breakdown;
 mod devices;
 mod lives;
 mod polled;

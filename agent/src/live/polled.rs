@@ -122,6 +122,21 @@ impl Polled {
         self.counters.sites()
     }
 
+    /// `PyTorch`'s totals, by process and device, as they are now.
+    pub(super) fn tensor_totals(&self) -> HashMap<TensorKey, TensorTotals> {
+        self.counters.tensors().into_iter().collect()
+    }
+
+    /// A process's totals are not kept any more.
+    pub(super) fn has_stopped(&self, tgid: u32) -> bool {
+        self.stopped.contains(&tgid)
+    }
+
+    /// Something of that kind was lost of a process.
+    pub(super) fn has_lost(&self, tgid: u32, loss: Loss) -> bool {
+        self.losses.contains_key(&(tgid, loss.as_str()))
+    }
+
     /// `PyTorch`'s live blocks.
     pub(super) fn blocks(&self) -> Vec<(BlockKey, Block)> {
         self.counters.blocks()

@@ -55,7 +55,7 @@ pub struct Batch {
 }
 
 /// A stack that was resolved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resolved {
     /// Process.
     pub tgid: u32,
@@ -63,6 +63,8 @@ pub struct Resolved {
     pub key: u64,
     /// Content hash.
     pub stack_id: i64,
+    /// Whose what it allocates is; `None`: not known, or told before.
+    pub library: Option<Arc<str>>,
     /// The key stood for another stack before.
     pub mismatch: bool,
 }

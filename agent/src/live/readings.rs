@@ -1,14 +1,19 @@
 //! NVML's figures, each held against the account of the same moment.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use ledger::{
-    account::breakdown::Moment,
     call::{Level, ProcId},
     rows::{DeviceSampleRow, ProcessSampleRow},
 };
 
-use super::books::Books;
+use super::{
+    books::Books,
+    breakdown::{TorchNow, TorchReader},
+};
 use crate::nvml::{ProcessReading, Sample};
 
 /// Readings that wait for the account to reach their time.
@@ -25,6 +30,11 @@ pub(super) struct Reading {
     pub gpu_uuid: String,
     /// Its processes; `None` where NVML does not say.
     pub processes: Option<Vec<ProcessReading>>,
+    /// Bytes in use on the device and reserved by its driver, where these were the same before and
+    /// after.
+    pub device_bytes: Option<(u64, Option<u64>)>,
+    /// `PyTorch`'s allocators right after it.
+    pub torch: Arc<TorchNow>,
 }
 
 /// What is known of devices, baselines and libraries.
@@ -36,6 +46,7 @@ pub(super) struct Readings {
     /// Late processes: whether NVML listed them on each device in its first reading.
     listed: HashMap<ProcId, HashMap<String, bool>>,
     probes: HashMap<String, (i32, i32)>,
+    torch: TorchReader,
 }
 
 impl Readings {
@@ -49,6 +60,11 @@ impl Readings {
     /// Used and total bytes of a device by its last sample.
     pub(super) fn device(&self, uuid: &str) -> Option<(Option<i64>, Option<i64>)> {
         self.devices.get(uuid).map(|row| (row.used_bytes, row.total_bytes))
+    }
+
+    /// What NVML charged to a process when it was attached to; `None` for one seen from its start.
+    pub(super) fn baseline(&self, proc_id: ProcId, uuid: &str) -> Option<i64> {
+        self.baselines.get(&(proc_id, uuid.to_owned())).copied()
     }
 
     /// A library was probed.
@@ -77,12 +93,20 @@ impl Books {
                 self.add(row);
             }
             Sample::Note(row) => self.add(row),
-            Sample::Processes { slot, ts_ns, read_ns, readings } => {
+            Sample::Processes { slot, ts_ns, read_ns, device_bytes, readings } => {
                 let Some(gpu) = self.opening.devices.gpus().get(slot) else { return };
                 let gpu_uuid = gpu.uuid.clone();
                 if self.readings.waiting.len() < MAX_WAITING {
+                    let torch = self.readings.torch.now(&self.polled, &self.stacks);
                     let key = (ts_ns, gpu_uuid.clone());
-                    let reading = Reading { ts_ns, read_ns, gpu_uuid, processes: readings };
+                    let reading = Reading {
+                        ts_ns,
+                        read_ns,
+                        gpu_uuid,
+                        processes: readings,
+                        device_bytes,
+                        torch,
+                    };
                     self.readings.waiting.insert(key, reading);
                 } else {
                     self.lost(None, "reading_dropped", 1, None);
@@ -99,7 +123,7 @@ impl Books {
             .collect()
     }
 
-    fn live_on(&self, proc_id: i64, gpu_uuid: &str, level: Level) -> i64 {
+    pub(super) fn live_on(&self, proc_id: i64, gpu_uuid: &str, level: Level) -> i64 {
         let devices = self.state.process(proc_id).map(ledger::account::state::Process::devices);
         devices
             .unwrap_or_default()
@@ -119,6 +143,7 @@ impl Books {
     ) {
         let Some(processes) = reading.processes.as_deref() else { return };
         self.set_baselines(reading, processes, after);
+        self.write_device(reading, processes);
         for process in processes {
             let Some(proc_id) = self.whose(process.pid, reading.ts_ns) else { continue };
             let steady = before.get(&proc_id.0) == after.get(&proc_id.0);
@@ -222,35 +247,5 @@ impl Books {
             rss_bytes: usage.map(|usage| usage.rss_bytes),
             ..ProcessSampleRow::default()
         });
-    }
-
-    fn write_breakdown(&mut self, reading: &Reading, process: &ProcessReading, proc_id: ProcId) {
-        let uuid = reading.gpu_uuid.as_str();
-        let torch = self.torch_totals(process.pid, proc_id, uuid);
-        let live = |level| self.live_on(proc_id.0, uuid, level);
-        let moment = Moment {
-            ts_ns: reading.ts_ns,
-            nvml_used: process.used_bytes.map(|bytes| bytes as i64),
-            baseline: self.readings.baselines.get(&(proc_id, uuid.to_owned())).copied(),
-            live_device: live(Level::Device),
-            live_pool: live(Level::Pool),
-            live_managed: live(Level::Managed),
-            live_host: live(Level::Host),
-            live_imported: live(Level::Imported),
-            torch_allocated: torch.map(|totals| totals.0),
-            torch_reserved: torch.map(|totals| totals.1),
-        };
-        if self.brake.is_blind(process.pid) {
-            return;
-        }
-        for row in self.breakdown.rows(proc_id, uuid, &moment) {
-            self.add(row);
-        }
-    }
-
-    fn torch_totals(&self, pid: u32, proc_id: ProcId, uuid: &str) -> Option<(i64, i64)> {
-        let ordinal = self.opening.devices.ordinal_of(proc_id, uuid)?;
-        let totals = self.polled.totals_of(pid, Some(ordinal))?;
-        Some((totals.allocated_bytes as i64, totals.reserved_bytes as i64))
     }
 }

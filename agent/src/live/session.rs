@@ -216,6 +216,7 @@ impl Session {
             devices: Devices::new(gpus),
             detail: options.detail.as_str(),
             every_tensor: options.detail == Detail::Events,
+            sites: options.detail.in_kernel() != tensor::detail::TOTALS,
             commands: if options.full_commands {
                 CommandDetail::Whole
             } else {

@@ -1,6 +1,9 @@
 //! Which stack a key stands for, and which backward pass a moment belongs to.
 
-use std::collections::{HashMap, VecDeque};
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
 
 use ledger::call::ProcId;
 
@@ -14,6 +17,8 @@ const PASSES: usize = 256;
 pub(super) struct Stacks {
     /// By process and key.
     ids: HashMap<(u32, u64), i64>,
+    /// Owners of what stacks allocate, by stack: as many as there are lines that allocate.
+    libraries: HashMap<i64, Arc<str>>,
     /// Beginnings of backward passes, by process.
     passes: HashMap<i64, VecDeque<(i64, i64)>>,
 }
@@ -22,6 +27,14 @@ impl Stacks {
     /// A stack was resolved.
     pub(super) fn resolved(&mut self, resolved: &Resolved) {
         self.ids.insert((resolved.tgid, resolved.key), resolved.stack_id);
+        if let Some(library) = &resolved.library {
+            self.libraries.insert(resolved.stack_id, Arc::clone(library));
+        }
+    }
+
+    /// The library that owns what a stack allocates, where that is known.
+    pub(super) fn library_of(&self, stack_id: i64) -> Option<&str> {
+        self.libraries.get(&stack_id).map(AsRef::as_ref)
     }
 
     /// The stack that a key stands for; `None` where it was lost, or none was taken.

@@ -49,6 +49,11 @@ impl Lane {
         self.next_ns
     }
 
+    /// Its answers are quick.
+    pub fn is_quick(&self) -> bool {
+        self.interval_ns == self.base_ns
+    }
+
     /// From when an event may have it asked out of turn: a tenth of the pace after the last round,
     /// so that triggers slow down with the pace.
     pub fn trigger_ns(&self) -> u64 {

@@ -45,6 +45,9 @@ pub enum Sample {
         ts_ns: i64,
         /// Time that the call took.
         read_ns: i64,
+        /// Bytes in use on the device and reserved by its driver, where these were the same before
+        /// and after the call.
+        device_bytes: Option<(u64, Option<u64>)>,
         /// The readings.
         readings: Option<Vec<ProcessReading>>,
     },
@@ -228,10 +231,17 @@ impl<R: GpuReader> Sampler<R> {
         let mut slowest = 0;
         for &slot in &self.listed {
             let Some(gpu) = self.reader.devices().get(slot) else { continue };
+            // What is asked slowly already is not asked here as well.
+            let quick = self.memory.is_quick();
+            let memory = || if quick { self.reader.memory(slot) } else { None };
+            let before = memory();
             let (ts_ns, mut took) = (clock.epoch_ns(), 0);
             let processes = timed(clock, &mut took, || self.reader.processes(slot));
             slowest = slowest.max(took);
             let read_ns = took as i64;
+            let after = memory();
+            let steady = before.filter(|_| before == after).unwrap_or_default();
+            let device_bytes = steady.used_bytes.map(|used| (used, steady.reserved_bytes));
             let reading = |process: super::ProcessMemory| ProcessReading {
                 pid: process.pid,
                 nvml_index: gpu.nvml_index,
@@ -241,7 +251,7 @@ impl<R: GpuReader> Sampler<R> {
                 read_ns,
             };
             let readings = processes.map(|list| list.into_iter().map(reading).collect());
-            samples.push(Sample::Processes { slot, ts_ns, read_ns, readings });
+            samples.push(Sample::Processes { slot, ts_ns, read_ns, device_bytes, readings });
         }
         self.processes.asked(clock.monotonic_ns(), slowest);
     }
@@ -318,7 +328,8 @@ mod tests {
         assert!((20..=22).contains(&rows), "{rows} rows of 2 devices in 10 s");
         assert_eq!(lists(&found), 20);
         let asked = sampler.reader().memory_calls();
-        assert!((195..=205).contains(&asked), "{asked} calls at 10 Hz for 2 devices");
+        // Ten times a second, and before and after each list.
+        assert!((235..=245).contains(&asked), "{asked} calls for 2 devices in 10 s");
     }
 
     #[test]

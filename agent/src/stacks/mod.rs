@@ -12,6 +12,7 @@ pub mod frame;
 mod linked;
 pub mod merge;
 pub mod namer;
+mod owner;
 pub mod resolver;
 pub mod site;
 

@@ -26,6 +26,8 @@ pub struct NewStack {
     pub stack_id: i64,
     /// Its frames, innermost first.
     pub frames: Arc<[Frame]>,
+    /// Whose what it allocates is.
+    pub library: Option<Arc<str>>,
     /// It was taken on one of autograd's threads.
     pub backward: bool,
     /// Why it is not complete, if it is not.
@@ -86,6 +88,7 @@ impl Namer {
             complete: stack.incomplete.is_none(),
             incomplete_reason: stack.incomplete.clone(),
             first_seen_ns: stack.first_seen_ns,
+            library: stack.library.as_deref().map(str::to_owned),
         }));
         rows
     }
@@ -216,6 +219,7 @@ mod tests {
         let stack = NewStack {
             stack_id: 5,
             frames,
+            library: None,
             backward: false,
             incomplete: Some("why".to_owned()),
             first_seen_ns: 9,

@@ -22,6 +22,7 @@ use super::{
     frame::{self, Frame},
     merge::{Activation, Merged, Natives, Style, activations, merge},
     namer::NewStack,
+    owner,
 };
 use crate::{
     attach::examine::ToExaminer,
@@ -333,15 +334,19 @@ impl Resolver {
             let known = self.frames.get(&before);
             if known.is_some_and(|known| frame::same_lines(known, &frames)) {
                 let (tgid, key) = (raw.tgid, raw.key);
-                return Some(Resolved { tgid, key, stack_id: before, mismatch: false });
+                let (stack_id, library) = (before, None);
+                return Some(Resolved { tgid, key, stack_id, library, mismatch: false });
             }
         }
         process.stacks.insert(raw.key, stack_id);
         self.keep(stack_id, &frames);
+        let mut library = None;
         if self.named.insert(stack_id) {
+            library = owner::library(&frames).map(Arc::from);
             let new = NewStack {
                 stack_id,
                 frames,
+                library: library.clone(),
                 backward: raw.flags & FLAG_BACKWARD != 0,
                 incomplete,
                 first_seen_ns: self.anchor.epoch(raw.ts_ns),
@@ -350,7 +355,7 @@ impl Resolver {
             self.namer.send(new).unwrap_or_default();
         }
         let mismatch = verified && before.is_some();
-        Some(Resolved { tgid: raw.tgid, key: raw.key, stack_id, mismatch })
+        Some(Resolved { tgid: raw.tgid, key: raw.key, stack_id, library, mismatch })
     }
 
     fn keep(&mut self, stack_id: i64, frames: &Arc<[Frame]>) {

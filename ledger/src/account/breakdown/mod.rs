@@ -1,7 +1,6 @@
 //! Where a process's memory on a device went, at one moment, held against NVML's figure.
 
 mod holding;
-mod pools;
 mod residual;
 mod rows;
 mod split;
@@ -15,10 +14,7 @@ pub use self::{
     rows::{DEVICE_PARTS, DeviceMoment, PARTS},
     split::{Split, Tensor},
 };
-use self::{
-    pools::PoolFloor,
-    residual::{Parts, Residual, Rest},
-};
+use self::residual::{Parts, Residual, Rest};
 use crate::{
     call::{Level, ProcId},
     rows::{BreakdownRow, EventRow},
@@ -47,6 +43,8 @@ pub struct Moment {
     pub baseline: Option<i64>,
     /// Device memory by owner.
     pub holding: Holding,
+    /// What stream-ordered pools hold at least ([`crate::account::state::Device::pools_bytes`]).
+    pub pools_bytes: i64,
     /// Live bytes by level, as [`Level::ALL`] has them.
     pub live: [i64; Level::ALL.len()],
     /// `PyTorch`'s totals, where it was heard.
@@ -65,7 +63,6 @@ pub struct Breakdown {
 #[derive(Debug, Default)]
 struct Course {
     before_attach: Option<i64>,
-    pools: PoolFloor,
     residual: Residual,
 }
 
@@ -74,7 +71,6 @@ struct Course {
 struct Sum {
     /// `PyTorch`'s cache, if there is one.
     cache: Option<Cache>,
-    pools: i64,
     /// From before attach, without `PyTorch`'s part.
     before_attach: Option<i64>,
     rest: Parts,
@@ -97,23 +93,19 @@ impl Breakdown {
         Self::default()
     }
 
-    /// Takes in an event: contexts, code and pools take memory of a size that no call tells. Where the
+    /// Takes in an event: contexts and code take memory of a size that no call tells. Where the
     /// device is not known it may be any that the process uses.
     pub fn note(&mut self, row: &EventRow) {
-        let of_pool = row.level == "pool" && row.op != "fail";
-        if !of_pool && row.op != "ctx" && row.op != "module" {
+        if row.op != "ctx" && row.op != "module" {
             return;
         }
         let proc_id = ProcId(row.proc_id);
-        let take = |course: &mut Course| {
-            if of_pool { course.pools.note(row) } else { course.residual.note(row) }
-        };
-        match &row.gpu_uuid {
-            Some(uuid) => take(self.courses.entry((proc_id, uuid.clone())).or_default()),
-            None => {
-                let its = self.courses.iter_mut().filter(|((of, _), _)| *of == proc_id);
-                its.for_each(|(_, course)| take(course));
-            }
+        if let Some(uuid) = &row.gpu_uuid {
+            let key = (proc_id, uuid.clone());
+            self.courses.entry(key).or_default().residual.note(row);
+        } else {
+            let its = self.courses.iter_mut().filter(|((of, _), _)| *of == proc_id);
+            its.for_each(|(_, course)| course.residual.note(row));
         }
     }
 
@@ -138,9 +130,8 @@ impl Breakdown {
         }
         let segments = moment.holding.segments_bytes;
         let older = if late { (reserved - segments).max(0) } else { 0 };
-        let pools = course.pools.bytes();
-        let known = moment.holding.bytes() + moment.holding.rounding_bytes + pools;
-        let mut sum = Sum { pools, ..Sum::default() };
+        let known = moment.holding.bytes() + moment.holding.rounding_bytes + moment.pools_bytes;
+        let mut sum = Sum::default();
         let mut older_cache = older;
         if let Some(used) = moment.nvml_used {
             let before = course.bound(moment.baseline, used - known);

@@ -67,8 +67,8 @@ pub(super) fn rows(
     for (library, bytes) in &moment.holding.libraries {
         out.add("library", *bytes, false).library.clone_from(library);
     }
-    if sum.pools != 0 {
-        out.add("pools", sum.pools, true);
+    if moment.pools_bytes != 0 {
+        out.add("pools", moment.pools_bytes, true);
     }
     out.add("rounding", moment.holding.rounding_bytes, true);
     if moment.nvml_used.is_some() {
@@ -110,7 +110,7 @@ fn rest_rows(out: &mut Writer<'_>, moment: &Moment, sum: &Sum) {
         out.add("before_attach", before, true);
     }
     let depends = sum.before_attach.is_some()
-        || sum.pools != 0
+        || moment.pools_bytes != 0
         || moment.holding.rounding_bytes != 0
         || rest.context_bytes.unwrap_or(0) != 0
         || rest.code_bytes != 0;

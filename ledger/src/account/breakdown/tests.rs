@@ -125,25 +125,15 @@ fn a_missing_block_is_unexplained_to_the_byte() {
 }
 
 #[test]
-fn pools_are_a_lower_bound_that_the_program_sharpens() {
+fn what_pools_are_known_to_hold_is_not_unexplained() {
     let mut breakdown = Breakdown::new();
-    let row = |op: &'static str, api: &'static str, size: i64, delta: i64| EventRow {
-        proc_id: 1,
-        gpu_uuid: Some("GPU-x".to_owned()),
-        level: "pool".into(),
-        op: op.into(),
-        api: api.into(),
-        size_bytes: Some(size * MIB),
-        delta_bytes: delta * MIB,
-        ..EventRow::default()
-    };
     rows(&mut breakdown, moment(500, 0, 0));
-    breakdown.note(&row("alloc", "cuMemAllocAsync", 1, 1));
-    let told = rows(&mut breakdown, moment(532, 0, 0));
-    assert_eq!((mib(&told, "pools"), mib(&told, "unexplained")), (Some(1), Some(31)));
-    breakdown.note(&row("pool", "cuMemPoolGetAttribute", 32, 0));
-    let told = rows(&mut breakdown, moment(532, 0, 0));
-    assert_eq!((mib(&told, "pools"), mib(&told, "unexplained")), (Some(32), Some(0)));
+    for (pools_mib, unexplained) in [(1, 31), (32, 0)] {
+        let moment = Moment { pools_bytes: pools_mib * MIB, ..moment(532, 0, 0) };
+        let told = rows(&mut breakdown, moment);
+        let figures = ["pools", "context", "unexplained"].map(|part| mib(&told, part));
+        assert_eq!(figures, [pools_mib, 500, unexplained].map(Some));
+    }
 }
 
 #[test]

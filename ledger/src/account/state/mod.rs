@@ -6,6 +6,7 @@
 
 mod growth;
 mod held;
+mod pools;
 mod process;
 mod series;
 mod usage;

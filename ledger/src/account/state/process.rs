@@ -8,6 +8,7 @@ use std::{
 use super::{
     growth::{Growth, growth},
     held::Held,
+    pools::PoolFloor,
     series::Series,
     usage::Usage,
 };
@@ -28,12 +29,18 @@ pub struct Device {
     /// Live device-level bytes over time.
     pub series: Series,
     usage: [Usage; Level::ALL.len()],
+    pools: PoolFloor,
 }
 
 impl Device {
     /// Totals of one level.
     pub fn usage(&self, level: Level) -> &Usage {
         &self.usage[level as usize]
+    }
+
+    /// Bytes that stream-ordered pools hold at least: live blocks, and what they are known to keep.
+    pub fn pools_bytes(&self) -> i64 {
+        self.pools.bytes()
     }
 
     /// Growth of the live device-level bytes.
@@ -201,6 +208,9 @@ impl Process {
         self.last_ns = self.last_ns.max(row.ts_ns);
         let api = self.count_api(row);
         let device = self.device(row.cuda_ordinal, row.nvml_index, row.gpu_uuid.as_deref());
+        if level == Level::Pool && row.op != "fail" {
+            self.devices[device].pools.note(row);
+        }
         match row.op.as_ref() {
             // An imported pool is no allocation.
             "alloc" | "reserve" | "import" if row.alloc_id != 0 => {
@@ -242,6 +252,9 @@ impl Process {
             ts_ns: row.alloc_ts_ns,
             exported: false,
         };
+        if level == Level::Pool {
+            self.devices[device].pools.start_from(row.size_bytes.unwrap_or(0));
+        }
         self.first_ns.get_or_insert(row.ts_ns);
         self.last_ns = self.last_ns.max(row.ts_ns);
         self.hold(row.alloc_id, live, row.ts_ns);

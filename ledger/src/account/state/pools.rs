@@ -7,7 +7,7 @@ use crate::rows::EventRow;
 /// The pools of a process on one device, as one. What a pool has taken from the device is told only
 /// where the program asks for it; below its release threshold a pool gives nothing back but by
 /// `cuMemPoolTrimTo`.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct PoolFloor {
     live_bytes: i64,
     kept_bytes: i64,
@@ -17,7 +17,13 @@ pub(super) struct PoolFloor {
 }
 
 impl PoolFloor {
-    /// Takes in a row of level `pool`.
+    /// A block that was alive at a checkpoint.
+    pub(super) fn start_from(&mut self, size_bytes: i64) {
+        self.live_bytes = self.live_bytes.saturating_add(size_bytes);
+        self.kept_bytes = self.kept_bytes.max(self.live_bytes);
+    }
+
+    /// Takes in a row of level `pool`, which is no failure.
     pub(super) fn note(&mut self, row: &EventRow) {
         self.live_bytes = self.live_bytes.saturating_add(row.delta_bytes);
         match row.op.as_ref() {

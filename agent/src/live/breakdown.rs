@@ -1,0 +1,175 @@
+//! Breakdowns of what NVML shows: what is known of a moment, gathered.
+
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use agent_common::{
+    loss::Loss,
+    tensor::{TensorKey, TensorTotals},
+};
+use ledger::{
+    account::breakdown::{DeviceMoment, Holding, Moment, Tensor, Torch},
+    call::{Level, ProcId},
+};
+
+use super::{books::Books, polled::Polled, readings::Reading, stacks::Stacks};
+use crate::nvml::ProcessReading;
+
+/// One reading of `PyTorch`'s blocks serves the readings of all devices.
+const FRESH: Duration = Duration::from_millis(20);
+/// The reading of all blocks takes at most one part in so many of the time.
+const REST: u32 = 20;
+
+/// `PyTorch`'s allocators as they were when NVML had answered.
+#[derive(Debug, Default)]
+pub(super) struct TorchNow {
+    totals: HashMap<TensorKey, TensorTotals>,
+    /// Live blocks in order of address; `None`: they were not read.
+    blocks: Option<HashMap<TensorKey, Vec<Tensor>>>,
+}
+
+/// When blocks were read, and may be read again.
+#[derive(Debug, Default)]
+pub(super) struct TorchReader {
+    latest: Option<(Instant, Arc<TorchNow>)>,
+    rests_until: Option<Instant>,
+}
+
+impl TorchReader {
+    /// `PyTorch`'s allocators as they are now.
+    pub(super) fn now(&mut self, polled: &Polled, stacks: &Stacks) -> Arc<TorchNow> {
+        if let Some((at, now)) = &self.latest
+            && at.elapsed() < FRESH
+        {
+            return Arc::clone(now);
+        }
+        let begin = Instant::now();
+        let totals = polled.tensor_totals();
+        let rests = self.rests_until.is_some_and(|until| begin < until);
+        let blocks = (!rests && !totals.is_empty()).then(|| blocks(polled, stacks));
+        if blocks.is_some() {
+            self.rests_until = Some(begin + begin.elapsed() * REST);
+        }
+        let now = Arc::new(TorchNow { totals, blocks });
+        self.latest = Some((begin, Arc::clone(&now)));
+        now
+    }
+}
+
+fn blocks(polled: &Polled, stacks: &Stacks) -> HashMap<TensorKey, Vec<Tensor>> {
+    let mut blocks: HashMap<TensorKey, Vec<Tensor>> = HashMap::new();
+    for (at, block) in polled.blocks() {
+        let key = TensorKey { tgid: at.tgid as u32, ordinal: block.ordinal as u32 };
+        blocks.entry(key).or_default().push(Tensor {
+            addr: at.addr,
+            size_bytes: block.size_bytes,
+            stack_id: stacks.id_of(key.tgid, block.key).unwrap_or(0),
+        });
+    }
+    for tensors in blocks.values_mut() {
+        tensors.sort_unstable_by_key(|tensor| tensor.addr);
+    }
+    blocks
+}
+
+impl TorchNow {
+    fn totals(&self, key: TensorKey) -> Option<Torch> {
+        self.totals.get(&key).map(|totals| Torch {
+            allocated_bytes: totals.allocated_bytes as i64,
+            reserved_bytes: totals.reserved_bytes as i64,
+        })
+    }
+
+    /// All live blocks; `None` where some may be missing.
+    fn tensors(&self, key: TensorKey) -> Option<&[Tensor]> {
+        let totals = self.totals.get(&key)?;
+        // Some are from before attach.
+        let all = totals.alloc_bytes.wrapping_sub(totals.freed_bytes) == totals.allocated_bytes;
+        let blocks = self.blocks.as_ref().filter(|_| all)?;
+        Some(blocks.get(&key).map(Vec::as_slice).unwrap_or_default())
+    }
+}
+
+impl Books {
+    /// Writes where a process's memory on a device was.
+    pub(super) fn write_breakdown(
+        &mut self,
+        reading: &Reading,
+        process: &ProcessReading,
+        proc_id: ProcId,
+    ) {
+        if self.brake.is_blind(process.pid) {
+            return;
+        }
+        let moment = self.moment(reading, process, proc_id);
+        for row in self.breakdown.rows(proc_id, &reading.gpu_uuid, moment) {
+            self.add(row);
+        }
+    }
+
+    fn moment(&self, reading: &Reading, process: &ProcessReading, proc_id: ProcId) -> Moment {
+        let uuid = reading.gpu_uuid.as_str();
+        let ordinal = self.opening.devices.ordinal_of(proc_id, uuid);
+        let key = ordinal.map(|ordinal| TensorKey { tgid: process.pid, ordinal: ordinal as u32 });
+        let told_apart = self.tells_blocks_apart(process.pid);
+        let tensors = key.and_then(|key| reading.torch.tensors(key)).filter(|_| told_apart);
+        let key = key.filter(|key| !self.polled.has_stopped(key.tgid));
+        let mut moment = Moment {
+            ts_ns: reading.ts_ns,
+            read_ns: reading.read_ns,
+            nvml_used: process.used_bytes.map(|bytes| bytes as i64),
+            baseline: self.readings.baseline(proc_id, uuid),
+            torch: key.and_then(|key| reading.torch.totals(key)),
+            ..Moment::default()
+        };
+        let Some(state) = self.state.process(proc_id.0) else { return moment };
+        let on = |(_, device): &(usize, &ledger::account::state::Device)| {
+            device.gpu_uuid.as_deref() == Some(uuid)
+        };
+        let mut devices = Vec::new();
+        for (index, device) in state.devices().iter().enumerate().filter(on) {
+            devices.push(index);
+            moment.pools_bytes += device.pools_bytes();
+            for level in Level::ALL {
+                moment.live[level as usize] += device.usage(level).live_bytes;
+            }
+        }
+        let library_of = |stack_id| self.stacks.library_of(stack_id);
+        moment.holding = Holding::of(state, &devices, library_of, tensors);
+        moment
+    }
+
+    /// Each block of the process's cache is known, by address.
+    fn tells_blocks_apart(&self, tgid: u32) -> bool {
+        let stopped = self.polled.sites.stopped.contains(&tgid);
+        self.opening.sites && !stopped && !self.polled.has_lost(tgid, Loss::BlockTableFull)
+    }
+
+    /// Writes what a device holds in all, where NVML says it of all its processes.
+    pub(super) fn write_device(&mut self, reading: &Reading, processes: &[ProcessReading]) {
+        let Some((used, reserved)) = reading.device_bytes else { return };
+        let listed: Option<u64> = processes.iter().map(|process| process.used_bytes).sum();
+        let Some(listed) = listed else { return };
+        let unlisted = self.unlisted_bytes(&reading.gpu_uuid, processes);
+        let moment = DeviceMoment {
+            ts_ns: reading.ts_ns,
+            used_bytes: used as i64,
+            listed_bytes: listed as i64,
+            unlisted_bytes: unlisted,
+            reserved_bytes: reserved.map(|bytes| bytes as i64),
+        };
+        for row in moment.rows(&reading.gpu_uuid) {
+            self.add(row);
+        }
+    }
+
+    /// Device memory of running processes that NVML does not list.
+    fn unlisted_bytes(&self, uuid: &str, processes: &[ProcessReading]) -> i64 {
+        let is_listed = |pid: u32| processes.iter().any(|process| process.pid == pid);
+        let missing = self.lives.running().filter(|life| !is_listed(life.tgid));
+        missing.map(|life| self.live_on(life.proc_id.0, uuid, Level::Device)).sum()
+    }
+}
