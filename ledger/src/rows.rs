@@ -24,7 +24,8 @@ table! {
         pid: i32,
         /// Thread id on the host; 0 for events without a thread.
         tid: i32,
-        /// alloc, free, map, unmap, retain, import, export, reserve, fail, ctx, module, pool, graph.
+        /// alloc, free, map, unmap, retain, import, export, reserve, fail, ctx, module, pool, graph,
+        /// capture, captured (a stream begins and ends to be recorded into a graph).
         op: Cow<'static, str>,
         /// The function called; `exit`, `exec` for what the end of a process freed, `reused` for a
         /// block whose free was never seen although its address was handed out again.

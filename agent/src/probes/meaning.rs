@@ -169,6 +169,14 @@ pub enum Meaning {
     ModuleLoad(Out),
     /// Unloads it.
     ModuleUnload(Arg),
+    /// Asks for a function or variable of it, which may load it: handle.
+    Function(Out),
+    /// Loads a function.
+    FunctionLoad(Arg),
+    /// A stream begins to be recorded into a graph.
+    Capture(Arg),
+    /// It ends.
+    Captured(Arg),
     /// Memory of another API: handle, [`Struct::ExternalHandle`].
     ExternalImport(Out, Arg),
     /// A buffer in it: address, [`Struct::ExternalBuffer`].
@@ -299,6 +307,7 @@ impl Meaning {
             | Self::IpcOpen(out, _)
             | Self::GraphMake(out)
             | Self::ModuleLoad(out)
+            | Self::Function(out)
             | Self::ExternalImport(out, _)
             | Self::ExternalBuffer(out, _)
             | Self::ExternalArray(out)
@@ -345,6 +354,10 @@ impl Meaning {
                 | Self::PoolOfLocation(..)
                 | Self::PoolForLocation(..)
                 | Self::CtxLimit(..)
+                | Self::Function(..)
+                | Self::FunctionLoad(..)
+                | Self::Capture(..)
+                | Self::Captured(..)
         )
     }
 

@@ -134,6 +134,12 @@ pub const PROBES: &[Probe] = &[
     cuda("cuGraphExecDestroy", Meaning::GraphDestroy(Arg(0))),
     cuda("cuGraphDestroy", Meaning::GraphDestroy(Arg(0))),
     cuda("cuDeviceGraphMemTrim", Meaning::GraphTrim(Arg(0))),
+    cuda("cuStreamBeginCapture_v2", Meaning::Capture(Arg(0))),
+    cuda("cuStreamBeginCapture_v2_ptsz", Meaning::Capture(Arg(0))),
+    cuda("cuStreamBeginCaptureToGraph", Meaning::Capture(Arg(0))),
+    cuda("cuStreamBeginCaptureToGraph_ptsz", Meaning::Capture(Arg(0))),
+    cuda("cuStreamEndCapture", Meaning::Captured(Arg(0))),
+    cuda("cuStreamEndCapture_ptsz", Meaning::Captured(Arg(0))),
     // Code.
     cuda("cuModuleLoad", Meaning::ModuleLoad(Out(0))),
     cuda("cuModuleLoadData", Meaning::ModuleLoad(Out(0))),
@@ -143,6 +149,14 @@ pub const PROBES: &[Probe] = &[
     cuda("cuLibraryLoadData", Meaning::ModuleLoad(Out(0))),
     cuda("cuLibraryLoadFromFile", Meaning::ModuleLoad(Out(0))),
     cuda("cuLibraryUnload", Meaning::ModuleUnload(Arg(0))),
+    // With lazy loading, the default, code takes memory when it is asked for.
+    cuda("cuModuleGetFunction", Meaning::Function(Out(0))),
+    cuda("cuModuleGetGlobal_v2", Meaning::Function(Out(0))),
+    cuda("cuLibraryGetKernel", Meaning::Function(Out(0))),
+    cuda("cuLibraryGetModule", Meaning::Function(Out(0))),
+    cuda("cuLibraryGetGlobal", Meaning::Function(Out(0))),
+    cuda("cuKernelGetFunction", Meaning::Function(Out(0))),
+    cuda("cuFuncLoad", Meaning::FunctionLoad(Arg(0))),
     // Contexts. libcudart asks for version 7000 of the primary-context calls: the names without a
     // suffix.
     cuda("cuInit", Meaning::Init),

@@ -85,6 +85,7 @@ fn other(action: &Action, current: Option<i32>) -> Asked {
         | Action::VmmExport { handle }
         | Action::ArrayDestroy { handle } => of(Level::Device, handle, None, None),
         Action::Module { .. } => of(Level::Device, 0, None, current),
+        Action::Capture { stream, .. } => of(Level::Virtual, stream, None, current),
         Action::CtxDestroy { ctx }
         | Action::CtxDetach { ctx }
         | Action::CtxSet { ctx }

@@ -112,6 +112,11 @@ impl Account {
                 let row = desk.event(call, "graph", Level::Virtual, Some(ordinal));
                 desk.emit(row);
             }
+            Action::Capture { stream, begins } => {
+                let op = if begins { "capture" } else { "captured" };
+                let row = desk.event(call, op, Level::Virtual, current(desk).ordinal);
+                desk.emit(EventRow { addr: stream as i64, ..row });
+            }
             Action::Module { handle } => {
                 let row = desk.event(call, "module", Level::Device, current(desk).ordinal);
                 desk.emit(EventRow { addr: handle as i64, ..row });

@@ -141,10 +141,18 @@ pub enum Action {
         /// CUDA ordinal.
         ordinal: i32,
     },
-    /// Code was loaded or unloaded: device memory of a size that the driver does not tell.
+    /// Code was loaded, asked for (which may load it) or unloaded: device memory of a size that the
+    /// driver does not tell.
     Module {
-        /// `CUmodule` or `CUlibrary`.
+        /// `CUmodule`, `CUlibrary`, `CUfunction`, `CUkernel`, or a variable's address.
         handle: u64,
+    },
+    /// `cuStreamBeginCapture`, `cuStreamEndCapture`: what is allocated in between is a graph's.
+    Capture {
+        /// `CUstream`.
+        stream: u64,
+        /// It begins, or ends.
+        begins: bool,
     },
     /// `cuImportExternalMemory`: memory of another API.
     ExternalImport {

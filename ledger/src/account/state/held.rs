@@ -23,7 +23,7 @@ pub(super) struct Held {
     /// First address to bytes and allocation.
     maps: BTreeMap<u64, (u64, i64)>,
     /// Streams that are recorded into a CUDA graph.
-    captures: u32,
+    captures: HashSet<i64>,
     /// Live blocks that were made meanwhile.
     of_graphs: HashSet<i64>,
 }
@@ -32,16 +32,20 @@ impl Held {
     pub(super) fn opened(&mut self, alloc_id: i64, level: Level) {
         if level == Level::Device {
             self.device.insert(alloc_id);
-            if self.captures > 0 {
+            if !self.captures.is_empty() {
                 self.of_graphs.insert(alloc_id);
             }
         }
     }
 
-    /// A stream begins to be recorded into a graph, or ends.
-    pub(super) fn captures(&mut self, begins: bool) {
-        self.captures =
-            if begins { self.captures.saturating_add(1) } else { self.captures.saturating_sub(1) };
+    /// A stream begins to be recorded into a graph, or ends: also by a call that fails, since what
+    /// spoilt the recording has ended it.
+    pub(super) fn captures(&mut self, stream: i64, begins: bool) {
+        if begins {
+            self.captures.insert(stream);
+        } else {
+            self.captures.remove(&stream);
+        }
     }
 
     pub(super) fn closed(&mut self, alloc_id: i64) {

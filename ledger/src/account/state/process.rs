@@ -223,11 +223,14 @@ impl Process {
                 }
             }
             "unmap" => self.held.unmapped(row),
-            "capture" | "captured" => self.held.captures(row.op == "capture"),
+            "capture" | "captured" => self.held.captures(row.addr, row.op == "capture"),
             "free" => self.free(row, level, device),
             "fail" => {
                 let usage = &mut self.devices[device].usage[level as usize];
                 usage.fail(row.ts_ns, row.result, row.size_bytes);
+                if row.api.starts_with("cuStreamEndCapture") {
+                    self.held.captures(row.addr, false);
+                }
             }
             "export" => {
                 if let Some(live) = self.live.get_mut(&row.alloc_id) {
