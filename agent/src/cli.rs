@@ -114,12 +114,37 @@ pub struct Recording {
     /// is a shared library (`runtime_api` of `events`). Costs two probes more a call.
     #[arg(long)]
     pub runtime_api: bool,
+    /// Do not probe this function (its exact name, as `docs/functions.md` lists it); may be given several
+    /// times. For a function whose probe is in doubt: what it takes or gives is then not seen, which
+    /// the log and the report say.
+    #[arg(long, value_name = "FUNCTION", value_parser = Function::parse)]
+    pub leave_out: Vec<Function>,
     /// Record whole command lines, which may hold secrets.
     #[arg(long)]
     pub full_commands: bool,
     /// What is dared.
     #[command(flatten)]
     pub risks: Risks,
+}
+
+/// A row of the probe table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Function(pub u8);
+
+impl Function {
+    /// The row of a function's exact name.
+    #[cfg(feature = "live")]
+    fn parse(name: &str) -> Result<Self, String> {
+        let row = crate::probes::rows().find(|(_, probe)| probe.symbol == name);
+        row.map(|(row, _)| Self(row))
+            .ok_or_else(|| format!("{name} is no traced function; docs/functions.md lists them"))
+    }
+
+    /// Nothing is probed without the live half.
+    #[cfg(not(feature = "live"))]
+    fn parse(name: &str) -> Result<Self, String> {
+        Err(format!("{name} is no traced function of this build, which only reads logs"))
+    }
 }
 
 /// What vramscope does not do to a process unless told.

@@ -151,6 +151,34 @@ static void launch(CUgraph graph, const CUdeviceptr kept[2])
     EXPECT(helper(cuStreamDestroy_v2, (stream)) == CUDA_SUCCESS);
 }
 
+/* A stream that is recorded into a graph, each way. */
+static void captures(CUgraph into)
+{
+    CUstream stream = NULL;
+    CUgraph made[2] = {NULL, NULL};
+    EXPECT(helper(cuStreamCreate, (&stream, 0)) == CUDA_SUCCESS);
+    if (told(cuStreamBeginCapture_v2, (stream, CU_STREAM_CAPTURE_MODE_RELAXED), "capture", "virtual",
+             stream, UNKNOWN))
+        told(cuStreamEndCapture, (stream, &made[0]), "captured", "virtual", stream, UNKNOWN);
+    if (told(cuStreamBeginCapture_v2_ptsz, (stream, CU_STREAM_CAPTURE_MODE_RELAXED), "capture",
+             "virtual", stream, UNKNOWN))
+        told(cuStreamEndCapture_ptsz, (stream, &made[1]), "captured", "virtual", stream, UNKNOWN);
+    for (int i = 0; i < 2; i++)
+        if (made[i])
+            told(cuGraphDestroy, (made[i]), "graph", "virtual", made[i], UNKNOWN);
+    if (told(cuStreamBeginCaptureToGraph, (stream, into, NULL, NULL, 0,
+                                           CU_STREAM_CAPTURE_MODE_RELAXED),
+             "capture", "virtual", stream, UNKNOWN))
+        told(cuStreamEndCapture, (stream, &made[0]), "captured", "virtual", stream, UNKNOWN);
+    if (told(cuStreamBeginCaptureToGraph_ptsz, (stream, into, NULL, NULL, 0,
+                                                CU_STREAM_CAPTURE_MODE_RELAXED),
+             "capture", "virtual", stream, UNKNOWN))
+        told(cuStreamEndCapture, (stream, &made[0]), "captured", "virtual", stream, UNKNOWN);
+    refused(cuStreamEndCapture, (stream, &made[0]), CUDA_ERROR_ILLEGAL_STATE, "virtual", stream,
+            GARBAGE, UNKNOWN);
+    EXPECT(helper(cuStreamDestroy_v2, (stream)) == CUDA_SUCCESS);
+}
+
 void graphs(void)
 {
     CUgraph graph, plain;
@@ -159,6 +187,7 @@ void graphs(void)
     EXPECT(helper(cuGraphCreate, (&plain, 0)) == CUDA_SUCCESS);
     memory_nodes(graph, kept);
     ways_to_instantiate(plain);
+    captures(plain);
     launch(graph, kept);
     told(cuGraphDestroy, (graph), "graph", "virtual", graph, UNKNOWN);
     told(cuGraphDestroy, (plain), "graph", "virtual", plain, UNKNOWN);
@@ -175,12 +204,38 @@ static void unload(CUmodule module)
     told(cuModuleUnload, (module), "module", "device", module, UNKNOWN);
 }
 
+static void parts_of_library(CUlibrary library)
+{
+    CUkernel kernel = NULL;
+    CUmodule module = NULL;
+    CUfunction function = NULL;
+    CUdeviceptr table = 0;
+    size_t bytes = 0;
+    told(cuLibraryGetGlobal, (&table, &bytes, library, "table"), "module", "device", table, UNKNOWN);
+    told(cuLibraryGetModule, (&module, library), "module", "device", module, UNKNOWN);
+    if (told(cuLibraryGetKernel, (&kernel, library, "nothing"), "module", "device", kernel, UNKNOWN))
+        told(cuKernelGetFunction, (&function, kernel), "module", "device", function, UNKNOWN);
+}
+
+static void parts_of_module(CUmodule module)
+{
+    CUfunction function = NULL;
+    CUdeviceptr table = 0;
+    size_t bytes = 0;
+    told(cuModuleGetGlobal_v2, (&table, &bytes, module, "table"), "module", "device", table, UNKNOWN);
+    if (told(cuModuleGetFunction, (&function, module, "nothing"), "module", "device", function,
+             UNKNOWN))
+        told(cuFuncLoad, (function), "module", "device", function, UNKNOWN);
+}
+
 static void libraries(const char *file)
 {
     CUlibrary library = NULL;
     if (told(cuLibraryLoadData, (&library, CODE, NULL, NULL, 0, NULL, NULL, 0), "module", "device",
-             library, UNKNOWN))
+             library, UNKNOWN)) {
+        parts_of_library(library);
         told(cuLibraryUnload, (library), "module", "device", library, UNKNOWN);
+    }
     if (told(cuLibraryLoadFromFile, (&library, file, NULL, NULL, 0, NULL, NULL, 0), "module",
              "device", library, UNKNOWN))
         told(cuLibraryUnload, (library), "module", "device", library, UNKNOWN);
@@ -195,8 +250,10 @@ void modules(void)
     close(fd);
     if (told(cuModuleLoad, (&module, file), "module", "device", module, UNKNOWN))
         unload(module);
-    if (told(cuModuleLoadData, (&module, CODE), "module", "device", module, UNKNOWN))
+    if (told(cuModuleLoadData, (&module, CODE), "module", "device", module, UNKNOWN)) {
+        parts_of_module(module);
         unload(module);
+    }
     if (told(cuModuleLoadDataEx, (&module, CODE, 0, NULL, NULL), "module", "device", module,
              UNKNOWN))
         unload(module);

@@ -3,6 +3,7 @@
  * included) and the device's running totals. */
 #define _GNU_SOURCE
 #include "c10.h"
+#include "c10_expandable.h"
 #include "c10_reporters.h"
 
 #include <cuda_runtime_api.h>
@@ -102,8 +103,34 @@ static struct block *take_free(int device, bool small, size_t bytes)
     return best;
 }
 
+/* Of an expandable segment the handles at its end go, as far as they are free. */
+static void shrink(int device, int small)
+{
+    struct block *tail = NULL;
+    struct free_list *list = &free_blocks[device][small];
+    for (size_t i = 0; i < list->count; i++)
+        if (!list->items[i]->after)
+            tail = list->items[i];
+    if (!tail)
+        return;
+    size_t given = expandable_shrink(device, small, tail->bytes);
+    reserved[device] -= given;
+    tail->bytes -= given;
+    if (tail->bytes)
+        return;
+    list_remove(tail);
+    if (tail->before)
+        tail->before->after = NULL;
+    block_drop(tail);
+}
+
 static void give_back_segments(int device)
 {
+    if (expandable_wanted()) {
+        shrink(device, 0);
+        shrink(device, 1);
+        return;
+    }
     for (int small = 0; small < 2; small++) {
         struct free_list *list = &free_blocks[device][small];
         size_t kept = 0;
@@ -121,8 +148,44 @@ static void give_back_segments(int device)
     }
 }
 
+/* The last block of an expandable segment, or NULL. */
+static struct block *last_block(int device, bool small)
+{
+    for (size_t i = 0; i < BUCKETS; i++)
+        for (struct block *block = blocks[i]; block; block = block->next)
+            if (block->device == device && block->small == small && !block->after)
+                return block;
+    return NULL;
+}
+
+/* What was added to the segment, joined to the free block before it. */
+static struct block *segment_grow(int device, bool small, size_t bytes)
+{
+    struct block *last = last_block(device, small);
+    bool is_free = last && !last->live;
+    size_t added, missing = is_free ? bytes - last->bytes : bytes;
+    char *addr = expandable_grow(device, small, missing, &added);
+    if (!addr) {
+        give_back_segments(device);
+        return NULL;
+    }
+    reserved[device] += added;
+    if (is_free) {
+        list_remove(last);
+        last->bytes += added;
+        return last;
+    }
+    struct block *block = block_new(addr, added, device, small);
+    block->before = last;
+    if (last)
+        last->after = block;
+    return block;
+}
+
 static struct block *segment_new(int device, bool small, size_t bytes)
 {
+    if (expandable_wanted())
+        return segment_grow(device, small, bytes);
     size_t segment = small                 ? SMALL_SEGMENT
                      : bytes < LARGE_LIMIT ? LARGE_SEGMENT
                                            : (bytes + 2 * MIB - 1) / (2 * MIB) * (2 * MIB);

@@ -14,6 +14,7 @@
 struct code {
     char *text;
     CUdeviceptr globals; /* where they lie: one granule for all, or 0 */
+    bool asked;          /* for a function of it: what is loaded lazily is there by now */
 };
 
 static uint64_t code_bytes(void)
@@ -186,4 +187,59 @@ CUresult cuModuleGetGlobal_v2(CUdeviceptr *addr, size_t *bytes, CUmodule module,
 CUresult cuLibraryGetGlobal(CUdeviceptr *addr, size_t *bytes, CUlibrary library, const char *name)
 {
     WITH_DRIVER(global(addr, bytes, OBJECT_LIBRARY, library, name));
+}
+
+/* What a lazily loaded module takes once somebody asks for a function of it, SIM_FUNCTION_MIB. */
+static CUresult ask(void **out, struct object *object, struct object *charged)
+{
+    if (!object || !out)
+        return object ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+    struct code *code = object->more;
+    uint64_t bytes = code->asked ? 0 : sim_env("SIM_FUNCTION_MIB", 0) * SIM_MIB;
+    if (bytes && !sim_charge(driver_owner(), charged->gpu, bytes))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    charged->charged += bytes;
+    code->asked = true;
+    *out = object;
+    return CUDA_SUCCESS;
+}
+
+/* A function's handle is that of its module; a kernel's, and a library's module's, of the library. */
+static CUresult ask_module(void **out, const void *module, const char *name)
+{
+    struct object *object = object_of(OBJECT_MODULE, module);
+    return name ? ask(out, object, object) : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult ask_library(void **out, const void *library)
+{
+    struct object *object = object_of(OBJECT_LIBRARY, library);
+    return ask(out, object, object_at(OBJECT_CODE, NULL, (CUdeviceptr)object));
+}
+
+CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
+{
+    WITH_DRIVER(ask_module((void **)function, module, name));
+}
+
+CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name)
+{
+    if (!name)
+        return CUDA_ERROR_INVALID_VALUE;
+    WITH_DRIVER(ask_library((void **)kernel, library));
+}
+
+CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library)
+{
+    WITH_DRIVER(ask_library((void **)module, library));
+}
+
+CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
+{
+    WITH_DRIVER(ask_library((void **)function, kernel));
+}
+
+CUresult cuFuncLoad(CUfunction function)
+{
+    return function ? driver_ready() : CUDA_ERROR_INVALID_HANDLE;
 }

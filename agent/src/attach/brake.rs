@@ -81,7 +81,10 @@ impl Attacher {
             Scope::Host => None,
             Scope::Process(tgid) => self.brakes.left_out.get(&tgid.get()),
         };
-        let kept = |site: &&Site| left_out.is_none_or(|rows| !rows.contains(&site.row));
+        let kept = |site: &&Site| {
+            !self.left_out.contains(&site.row)
+                && left_out.is_none_or(|rows| !rows.contains(&site.row))
+        };
         sites.iter().filter(kept).copied().collect()
     }
 

@@ -105,6 +105,8 @@ pub struct Breadth {
     pub libraries: Vec<Library>,
     /// But not those.
     pub sparing: Sparing,
+    /// Rows of the probe table that are left out, because somebody asked for that.
+    pub left_out: Vec<u8>,
 }
 
 /// Attaches and detaches.
@@ -116,6 +118,7 @@ pub struct Attacher {
     host_wide: bool,
     /// What is probed.
     libraries: Vec<Library>,
+    left_out: Vec<u8>,
     followed: HashSet<u32>,
     phase: Phase,
     files: Files,
@@ -150,6 +153,7 @@ impl Attacher {
             host: Host::live(),
             host_wide: scope.host_wide,
             libraries: scope.libraries,
+            left_out: scope.left_out,
             followed: HashSet::new(),
             phase: Phase::Usual,
             files: Files::default(),

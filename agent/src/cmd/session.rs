@@ -77,6 +77,7 @@ pub(super) fn start(
             SelfTest::Harmless
         },
         sparing: Sparing { ucx: !recording.risks.force, filtered },
+        left_out: recording.leave_out.iter().map(|function| function.0).collect(),
         command: verb.to_owned(),
         // Where the programs are this process's children, it passes signals on to them.
         kept: Kept { signals: roots.contains(&std::process::id()) },

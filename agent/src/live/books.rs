@@ -33,6 +33,7 @@ use crate::{
     decode,
     host::{CommandDetail, Host},
     kernel::Counters,
+    nvml::Trigger,
 };
 
 /// Calls that return out of order by less than this are put in order before they are applied; a
@@ -75,6 +76,8 @@ pub(super) struct Opening {
     pub(super) opened_ns: u64,
     /// Processes that were not followed before may be met (`record`).
     pub(super) host_wide: bool,
+    /// Has NVML asked soon what processes hold.
+    pub(super) hasten_nvml: Option<Trigger>,
 }
 
 /// The books.
@@ -207,6 +210,9 @@ impl Books {
             self.announce(raw.tgid, proc_id);
         }
         if raw.result == 0 {
+            if shows_in_nvml_alone(action) {
+                self.opening.hasten_nvml.iter().for_each(Trigger::pull);
+            }
             match action {
                 Action::Init => self.count_devices(raw.tgid, proc_id),
                 _ => self.learn_device(proc_id, action),
@@ -462,4 +468,18 @@ impl Books {
         self.hand_over();
         answer.send(self.closed).unwrap_or_default();
     }
+}
+
+/// It takes or gives memory of a size that no call tells.
+fn shows_in_nvml_alone(action: Action) -> bool {
+    matches!(
+        action,
+        Action::CtxCreate { .. }
+            | Action::PrimaryRetain { .. }
+            | Action::CtxDestroy { .. }
+            | Action::PrimaryRelease { .. }
+            | Action::PrimaryReset { .. }
+            | Action::CtxLimit { .. }
+            | Action::Module { .. }
+    )
 }

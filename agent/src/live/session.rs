@@ -15,7 +15,7 @@ use agent_common::tensor;
 use anyhow::Context as _;
 use ledger::{
     log,
-    rows::{AnnotationRow, DeviceRow},
+    rows::{AnnotationRow, DeviceRow, LossRow},
 };
 use tracing::{debug, info, warn};
 
@@ -41,9 +41,9 @@ use crate::{
     heap,
     host::{CommandDetail, Host},
     kernel::{Guides, Kernel, Links, LoadOptions, sign::Sign, trap::Trap},
-    nvml::{self, Driver, Gpu, GpuReader as _, NvmlReader, Sampler, SamplerThread},
+    nvml::{self, Driver, Gpu, GpuReader as _, NvmlReader, Sampler, SamplerThread, Trigger},
     privileges::{self, Kept},
-    probes::Library,
+    probes::{Library, PROBES},
     stacks::{
         namer,
         resolver::{Resolver, ToResolver},
@@ -110,6 +110,8 @@ pub struct Options {
     pub self_test: SelfTest,
     /// Whom not.
     pub sparing: Sparing,
+    /// Rows of the probe table that are not probed.
+    pub left_out: Vec<u8>,
     /// The verb, for the manifest.
     pub command: String,
     /// What stays of the caller's capabilities.
@@ -210,6 +212,7 @@ impl Session {
             Resolver::new(home, anchor, want_large, new_stacks, examine).run(&look_box, &out);
         })?;
 
+        let nvml = start_nvml(reader, &messages);
         let opening = Opening {
             host,
             anchor,
@@ -224,6 +227,7 @@ impl Session {
             },
             opened_ns: clock::boot_ns(),
             host_wide: options.target == Target::Host,
+            hasten_nvml: nvml.as_ref().and_then(SamplerThread::trigger),
         };
         let limits = Limits {
             max_overhead: options.max_overhead,
@@ -237,7 +241,6 @@ impl Session {
         let ring_reader = spawn("reader", move || {
             reader::run(rings, &reader_stop, &attach, &looks, &spares.calls);
         })?;
-        let nvml = start_nvml(reader, &messages);
         helpers.push(start_host_samples(options, &messages, &stop)?);
 
         let session = Self {
@@ -280,7 +283,7 @@ impl Session {
         self.ask(|answer| Command::FollowRunning(pids.to_vec(), answer))?;
         if let Some(nvml) = &self.nvml {
             // What they hold now is "before attach".
-            nvml.trigger();
+            nvml.trigger().iter().for_each(Trigger::pull);
         }
         Ok(())
     }
@@ -416,7 +419,29 @@ fn first_rows(
         text: format!("vramscope {} {}", env!("CARGO_PKG_VERSION"), options.command),
         value: None,
     };
-    devices.map(AnyRow::from).chain([start.into()]).collect()
+    let left_out = options.left_out.iter().flat_map(|row| left_out(*row, now_ns));
+    devices.map(AnyRow::from).chain([start.into()]).chain(left_out).collect()
+}
+
+/// A function that is not probed because somebody asked for that: its calls are not seen, whoever
+/// makes them.
+fn left_out(row: u8, ts_ns: i64) -> Vec<AnyRow> {
+    let Some(probe) = PROBES.get(usize::from(row)) else { return Vec::new() };
+    let note = AnnotationRow {
+        ts_ns,
+        proc_id: None,
+        kind: "warning".to_owned(),
+        text: format!("{} is left out: what it takes or gives is not seen", probe.symbol),
+        value: None,
+    };
+    let loss = LossRow {
+        ts_ns,
+        window_start_ns: ts_ns,
+        reason: "left_out".to_owned(),
+        count: 1,
+        ..LossRow::default()
+    };
+    vec![note.into(), loss.into()]
 }
 
 /// What the attaching is given.
@@ -461,6 +486,7 @@ fn start_attaching(
         host_wide: options.target == Target::Host,
         libraries: libraries(options),
         sparing: options.sparing,
+        left_out: options.left_out.clone(),
     };
     let Examining { guides, looks, inbox } = examining;
     let examining = Examiner::new(Host::live(), guides, looks, notices.clone());

@@ -16,7 +16,7 @@ pub use self::{
     lane::Lane,
     real::{LIBRARY_ENV, NvmlAbsent, NvmlReader},
     sampler::{ProcessReading, Sample, Sampler, Step},
-    thread::{Clock, SamplerThread, SystemClock, spawn},
+    thread::{Clock, SamplerThread, SystemClock, Trigger, spawn},
 };
 use ledger::rows::DeviceRow;
 

@@ -6,7 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
-    thread::{self, JoinHandle},
+    thread::{self, JoinHandle, Thread},
     time::{Duration, Instant},
 };
 
@@ -95,12 +95,27 @@ fn run<R: GpuReader>(
     }
 }
 
-impl SamplerThread {
+/// Hastens a sampler's process lists.
+#[derive(Clone, Debug)]
+pub struct Trigger {
+    signals: Arc<Signals>,
+    thread: Thread,
+}
+
+impl Trigger {
     /// Has the process lists asked for soon; cheap, and may be called for every event.
-    pub fn trigger(&self) {
+    pub fn pull(&self) {
         if !self.signals.trigger.swap(true, Relaxed) {
-            self.wake();
+            self.thread.unpark();
         }
+    }
+}
+
+impl SamplerThread {
+    /// What hastens it.
+    pub fn trigger(&self) -> Option<Trigger> {
+        let thread = self.thread.as_ref()?.thread().clone();
+        Some(Trigger { signals: Arc::clone(&self.signals), thread })
     }
 
     /// Samples that the sink refused so far.
@@ -160,7 +175,7 @@ mod tests {
             }
         };
         let first = next_list();
-        running.trigger();
+        running.trigger().unwrap().pull();
         let second = next_list();
         assert!(second.duration_since(first) < Duration::from_millis(900));
         assert_eq!(running.dropped(), 0);

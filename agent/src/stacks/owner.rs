@@ -100,7 +100,10 @@ mod tests {
             (&[cuda, runtime, &format!("{torch}/libc10_cuda.so")], "libc10_cuda"),
             (&[cuda, "/v/nvidia/libcublasLt.so.12", "/usr/bin/python3.12"], "libcublasLt"),
             (&[cuda, runtime, &format!("{torch}/libtorch_cuda.so"), "/x/libmyop.so"], "libmyop"),
-            (&[cuda, runtime, &format!("{torch}/libtorch_cuda.so"), "/bin/python3"], "libtorch_cuda"),
+            (
+                &[cuda, runtime, &format!("{torch}/libtorch_cuda.so"), "/bin/python3"],
+                "libtorch_cuda",
+            ),
             (&[cuda, runtime, "/lib/libc.so.6", "/data/app"], "app"),
             (&[cuda, "/v/xla_cuda12/xla_cuda_plugin.so", "/v/libjax_common.so"], "xla_cuda_plugin"),
             (

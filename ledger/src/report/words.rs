@@ -180,6 +180,13 @@ const LOSSES: &[(&str, Meaning)] = &[
         ),
     ),
     (
+        "left_out",
+        account(
+            "functions left out on demand (--leave-out): what they took or gave was not seen, and is \
+             unexplained",
+        ),
+    ),
+    (
         "library_not_probed",
         account("libraries not probed: calls through them were not seen, their memory is missing"),
     ),

@@ -105,7 +105,7 @@ const LIBRARIES: &[Library] = &[
     Library { soname: "libc10.so", sources: &["c10.c"], flags: &[] },
     Library {
         soname: "libc10_cuda.so",
-        sources: &["c10_cuda.c"],
+        sources: &["c10_cuda.c", "c10_expandable.c"],
         flags: &["-l:libc10.so", "-l:libcudart.so.12", "-Wl,-rpath,$ORIGIN"],
     },
     Library {
@@ -130,6 +130,8 @@ const PROGRAMS: &[(&str, &str, &[&str])] = &[
     ("fork_child", "fork_child.c", &["-l:libcuda.so.1"]),
     ("free_other_thread", "free_other_thread.c", &["-l:libcuda.so.1"]),
     ("hold", "hold.c", &["-l:libcuda.so.1"]),
+    ("layers", "layers.c", &["-l:libc10_cuda.so", "-l:libcuda.so.1", "-ldl"]),
+    ("libmyop.so", "native_user.c", &["-shared", "-fPIC", "-O2", "-DPREFIX=myop_"]),
     ("libfirst.so", "native_user.c", &["-shared", "-fPIC", "-O2", "-DPREFIX=first_"]),
     ("libother.so", "native_user.c", &["-shared", "-fPIC", "-O2", "-DPREFIX=other_", "-DLATER"]),
     (

@@ -74,6 +74,9 @@ const DRIVER: &str = "
     cuMemAddressFree cuMemGetAllocationGranularity
     cuMemHostAlloc cuMemAllocHost_v2 cuMemFreeHost cuMemHostRegister_v2 cuMemHostUnregister
     cuStreamCreate cuStreamDestroy_v2 cuStreamSynchronize cuStreamSynchronize_ptsz
+    cuStreamBeginCapture_v2 cuStreamBeginCapture_v2_ptsz cuStreamBeginCaptureToGraph
+    cuStreamBeginCaptureToGraph_ptsz cuStreamEndCapture cuStreamEndCapture_ptsz
+    cuModuleGetFunction cuLibraryGetKernel cuLibraryGetModule cuKernelGetFunction cuFuncLoad
     cuArray3DCreate cuArray3DCreate_v2 cuArrayCreate cuArrayCreate_v2 cuArrayDestroy
     cuCheckpointProcessCheckpoint cuCheckpointProcessGetState cuCheckpointProcessLock
     cuCheckpointProcessRestore cuCheckpointProcessUnlock cuCtxAttach cuCtxCreate cuCtxDestroy

@@ -9,12 +9,12 @@ mod tests;
 
 use std::collections::HashMap;
 
+use self::residual::{Parts, Residual, Rest};
 pub use self::{
     holding::{Holding, TORCH_CACHE},
     rows::{DEVICE_PARTS, DeviceMoment, PARTS},
     split::{Split, Tensor},
 };
-use self::residual::{Parts, Residual, Rest};
 use crate::{
     call::{Level, ProcId},
     rows::{BreakdownRow, EventRow},
