@@ -251,8 +251,8 @@ class Reading(Folder):
                 for k, v in parts.items()
             ]
 
-        rows = sample(1, nvml_used=10, live_device=4, live_pool=1, unexplained=5)
-        rows += sample(2, nvml_used=10, live_device=4, live_pool=0, before_attach=3, unexplained=2)
+        rows = sample(1, nvml_used=10, library=4, pools=1, unexplained=5, live_device=4)
+        rows += sample(2, nvml_used=10, tensors=4, rounding=0, before_attach=3, unexplained=2)
         rows += sample(3, live_device=4, live_pool=0)
         sums = breakdown_sums(self.log(breakdown=rows).table("breakdown"))
         self.assertEqual([int(d) for d in sums.difference], [0, 1])

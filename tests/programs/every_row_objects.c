@@ -174,8 +174,8 @@ static void captures(CUgraph into)
                                                 CU_STREAM_CAPTURE_MODE_RELAXED),
              "capture", "virtual", stream, UNKNOWN))
         told(cuStreamEndCapture, (stream, &made[0]), "captured", "virtual", stream, UNKNOWN);
-    refused(cuStreamEndCapture, (stream, &made[0]), CUDA_ERROR_ILLEGAL_STATE, "virtual", stream,
-            GARBAGE, UNKNOWN);
+    refused(cuStreamEndCapture, (stream, &made[0]), CUDA_ERROR_ILLEGAL_STATE, "virtual",
+            (uint64_t)stream, GARBAGE, UNKNOWN);
     EXPECT(helper(cuStreamDestroy_v2, (stream)) == CUDA_SUCCESS);
 }
 

@@ -144,7 +144,7 @@ static int other(const char *line)
     else if (is(line, "captured", &n))
         MUST(cuStreamEndCapture(stream, &graph));
     else if (is(line, "context", &n)) {
-        MUST(cuCtxCreate_v2(&ctx, 0, device));
+        MUST(cuCtxCreate(&ctx, NULL, 0, device)); /* cuda.h 13 names _v4 so */
         MUST(cuCtxPopCurrent_v2(&ctx));
     } else {
         return 0;

@@ -341,5 +341,9 @@ fn where_nvml_does_not_say_nothing_is_made_up() {
         let told = ["nvml_used", "context", "modules", "before_attach", "unexplained"];
         assert!(!told.contains(&row.category.as_str()), "{row:?}");
     }
-    assert!(rows.iter().all(|row| row.proc_id != 0), "a device is the sum of its processes");
+    let uuid = &device.smi().unwrap().gpus[0].uuid;
+    let first_ns = rows.iter().filter(|row| row.proc_id == proc_id).map(|row| row.ts_ns).min();
+    let of_device = |row: &BreakdownRow| row.proc_id == 0 && &row.gpu_uuid == uuid;
+    let later = rows.iter().any(|row| of_device(row) && Some(row.ts_ns) >= first_ns);
+    assert!(!later, "a device is the sum of its processes, which is not known");
 }

@@ -46,7 +46,7 @@ def look_at(outcome, name, recording, rows):
     outcome.expect(f"{name}: nothing is before attach", after.before_attach.dropna().empty)
     for sample in after.itertuples():
         row = {"program": name, "s after READY": round((sample.ts_ns - ready_ns) / 1e9, 2)}
-        for column in ("nvml_used", "live_device", "live_pool", "unexplained"):
+        for column in ("nvml_used", "library", "tensors", "context", "modules", "unexplained"):
             value = getattr(sample, column)
             row[column] = None if pd.isna(value) else int(value)
         rows.append(row)

@@ -191,13 +191,30 @@ def references(events):
     }
 
 
+# What adds up to NVML's figure.
+PARTS = [
+    "tensors",
+    "reusable",
+    "returnable",
+    "graph_pools",
+    "cached",
+    "library",
+    "pools",
+    "context",
+    "modules",
+    "rounding",
+    "before_attach",
+    "unexplained",
+]
+
+
 def breakdown_sums(table):
     """One row a (ts_ns, proc_id, gpu_uuid) with NVML's figure: the parts and what is missing."""
     wide = table.pivot_table(
         index=["ts_ns", "proc_id", "gpu_uuid"], columns="category", values="bytes", aggfunc="sum"
     )
-    parts = ["live_device", "live_pool", "before_attach", "unexplained"]
-    for column in ["nvml_used", *parts]:
+    parts = PARTS
+    for column in ["nvml_used", "live_device", "live_pool", *parts]:
         if column not in wide:
             wide[column] = pd.NA
     wide = wide[wide.nvml_used.notna()].astype("Int64")
