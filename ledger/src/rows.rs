@@ -430,6 +430,13 @@ table! {
         torch_allocated_bytes: Option<i64>,
         /// PyTorch's reserved bytes.
         torch_reserved_bytes: Option<i64>,
+        /// What there was not enough of: device, host (pinned memory), address_space.
+        memory: Option<String>,
+        /// retried (another try of the same size went well, mostly after PyTorch gave its cache back),
+        /// raised (PyTorch gave up: the program saw an exception), refused (the program was told so).
+        outcome: Option<String>,
+        /// Memory of other processes on the device, by NVML's last reading.
+        others_bytes: Option<i64>,
     }
 }
 

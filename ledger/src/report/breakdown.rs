@@ -29,6 +29,12 @@ impl Breakdown {
             parts: parts.iter().flat_map(|of| rows(of)).map(|row| part(row, stacks)).collect(),
         })
     }
+
+    /// Bytes of a category; `None` where it is not among the parts.
+    pub(super) fn bytes(&self, category: &str) -> Option<i64> {
+        let parts = self.parts.iter().filter(|part| part.category == category);
+        parts.map(|part| part.bytes).reduce(i64::saturating_add)
+    }
 }
 
 fn part(row: &BreakdownRow, stacks: &Stacks) -> Part {

@@ -16,6 +16,7 @@ impl Collector {
     /// The model of everything that was seen.
     pub(super) fn finish(mut self, logs: Vec<String>) -> Model {
         self.sites.settle();
+        self.refusals.finish();
         let ids: Vec<i64> = self.processes.keys().copied().collect();
         let devices = self.devices();
         let (mut suspects, mut by_site) = (Vec::new(), Vec::new());
@@ -51,7 +52,7 @@ impl Collector {
             problems: std::mem::take(&mut self.problems),
         };
         let found = Found {
-            refusals: &self.refusals,
+            refusals: &self.refusals.by_key,
             suspects: &suspects,
             by_site: &by_site,
             contexts: &self.contexts,

@@ -26,7 +26,10 @@ mod who;
 mod words;
 mod work;
 
-pub use findings::{Blocks, Confidence, Context, Finding, Growth, Leak, Lost, Nothing, Refusal};
+pub use findings::{
+    Before, Blocks, Cause, Confidence, Context, Finding, Growth, Holder, Leak, Lost, Nothing,
+    Refusal,
+};
 pub use listing::{StackChoice, StackOrder};
 pub use model::{
     Breakdown, Device, Failure, GROUPS, Group, LevelTotal, LevelUse, Loss, Model, Of, Part,

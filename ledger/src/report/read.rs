@@ -68,8 +68,9 @@ pub(super) fn read(dirs: &[PathBuf]) -> Result<Collector, LogError> {
     each(&log, &mut pass, |pass, row: DeviceSampleRow| pass.device_sample(&row));
     each(&log, &mut pass, |pass, row: ProcessSampleRow| pass.process_sample(&row));
     each(&log, &mut pass, |pass, row: SiteUsageRow| pass.site_usage(&row));
-    each(&log, &mut pass, |pass, row: BreakdownRow| pass.breakdown(row));
+    // Refusals are known before what was held at their moments.
     each(&log, &mut pass, |pass, row: OomRow| pass.oom(row));
+    each(&log, &mut pass, |pass, row: BreakdownRow| pass.breakdown(row));
     events(&log, &mut pass);
     Ok(pass)
 }

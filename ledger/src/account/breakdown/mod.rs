@@ -122,44 +122,87 @@ impl Breakdown {
         mut moment: Moment,
     ) -> Vec<BreakdownRow> {
         let course = self.courses.entry((proc_id, gpu_uuid.to_owned())).or_default();
-        let late = moment.baseline.is_some();
-        let reserved = moment.torch.map_or(0, |torch| torch.reserved_bytes);
-        if !late {
-            // Seen from the start: what `PyTorch` has beyond its known segments is among the rest.
-            moment.holding.adopt(reserved - moment.holding.segments_bytes);
-        }
-        let segments = moment.holding.segments_bytes;
-        let older = if late { (reserved - segments).max(0) } else { 0 };
-        let known = moment.holding.bytes() + moment.holding.rounding_bytes + moment.pools_bytes;
+        let older = older_cache(&mut moment);
         let mut sum = Sum::default();
-        let mut older_cache = older;
+        let mut cached = older;
         if let Some(used) = moment.nvml_used {
+            let known = known(&moment);
             let before = course.bound(moment.baseline, used - known);
-            older_cache = before.map_or(0, |bytes| older.min(bytes));
-            sum.before_attach = before.map(|bytes| bytes - older_cache);
+            cached = before.map_or(0, |bytes| older.min(bytes));
+            sum.before_attach = before.map(|bytes| bytes - cached);
             let rest = Rest {
                 ts_ns: moment.ts_ns,
                 end_ns: moment.ts_ns + moment.read_ns,
                 bytes: used - known - before.unwrap_or(0),
-                late,
+                late: moment.baseline.is_some(),
             };
             let mut bare = self.bare.get(gpu_uuid).copied();
             sum.rest = course.residual.parts(rest, &mut bare);
             self.bare.extend(bare.map(|bytes| (gpu_uuid.to_owned(), bytes)));
         }
-        let bytes = segments + older_cache;
-        sum.cache = (bytes > 0 || moment.torch.is_some()).then(|| Cache {
-            bytes,
-            tensors: moment.torch.map(|torch| torch.allocated_bytes.min(bytes)),
-            late: older_cache > 0,
-        });
+        sum.cache = cache(&moment, cached);
         rows::rows(proc_id, gpu_uuid, &moment, &sum)
+    }
+
+    /// The rows of a moment at which NVML was not asked: blocks as they are, what only NVML tells as
+    /// it was last. Everything that depends on it, the sum too, is marked estimated. Empty where NVML
+    /// never told anything of the process.
+    pub fn snapshot(
+        &self,
+        proc_id: ProcId,
+        gpu_uuid: &str,
+        mut moment: Moment,
+    ) -> Vec<BreakdownRow> {
+        let Some(course) = self.courses.get(&(proc_id, gpu_uuid.to_owned())) else {
+            return Vec::new();
+        };
+        let Some(rest) = course.residual.last() else { return Vec::new() };
+        let older = older_cache(&mut moment);
+        let before = course.before_attach;
+        let cached = before.map_or(0, |bytes| older.min(bytes));
+        let shown = [rest.context_bytes.unwrap_or(0), rest.code_bytes, rest.unexplained_bytes];
+        let used = known(&moment) + before.unwrap_or(0) + shown.iter().sum::<i64>();
+        moment.nvml_used = Some(used);
+        let before_attach = before.map(|bytes| bytes - cached);
+        let sum = Sum { cache: cache(&moment, cached), before_attach, rest };
+        let mut rows = rows::rows(proc_id, gpu_uuid, &moment, &sum);
+        for row in &mut rows {
+            row.estimated |= row.category == "nvml_used" || row.category == "unexplained";
+        }
+        rows
     }
 
     /// Forgets a process that ended.
     pub fn forget(&mut self, proc_id: ProcId) {
         self.courses.retain(|(of, _), _| *of != proc_id);
     }
+}
+
+/// What `PyTorch` reserved before the process was attached to. Of a process that is seen from its
+/// start, what it has beyond its known segments is among the blocks of unknown owners.
+fn older_cache(moment: &mut Moment) -> i64 {
+    let reserved = moment.torch.map_or(0, |torch| torch.reserved_bytes);
+    let missing = reserved - moment.holding.segments_bytes;
+    if moment.baseline.is_some() {
+        return missing.max(0);
+    }
+    moment.holding.adopt(missing);
+    0
+}
+
+/// What calls tell of.
+fn known(moment: &Moment) -> i64 {
+    moment.holding.bytes() + moment.holding.rounding_bytes + moment.pools_bytes
+}
+
+/// `PyTorch`'s cache, `older` bytes of which are from before attach.
+fn cache(moment: &Moment, older: i64) -> Option<Cache> {
+    let bytes = moment.holding.segments_bytes + older;
+    (bytes > 0 || moment.torch.is_some()).then(|| Cache {
+        bytes,
+        tensors: moment.torch.map(|torch| torch.allocated_bytes.min(bytes)),
+        late: older > 0,
+    })
 }
 
 impl Course {

@@ -42,6 +42,8 @@ pub(super) struct Residual {
     pending: Option<Pending>,
     /// Ends of readings, with what was unexplained then, oldest first.
     settled: VecDeque<(i64, i64)>,
+    /// What was told last.
+    last: Option<Parts>,
 }
 
 /// NVML's figure, less every known block.
@@ -116,7 +118,14 @@ impl Residual {
             self.settled.pop_front();
         }
         self.settled.push_back((rest.end_ns, left));
-        self.told(left, rest.late, *bare_bytes)
+        let parts = self.told(left, rest.late, *bare_bytes);
+        self.last = Some(parts);
+        parts
+    }
+
+    /// What was told at the last reading.
+    pub(super) fn last(&self) -> Option<Parts> {
+        self.last
     }
 
     /// What was unexplained at the last reading before a moment.

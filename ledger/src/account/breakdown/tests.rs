@@ -137,6 +137,21 @@ fn what_pools_are_known_to_hold_is_not_unexplained() {
 }
 
 #[test]
+fn a_snapshot_has_blocks_as_they_are_and_the_rest_as_it_was() {
+    let mut breakdown = Breakdown::new();
+    let told = |rows: &[BreakdownRow]| {
+        ["nvml_used", "library", "context", "unexplained"].map(|part| mib(rows, part))
+    };
+    assert_eq!(breakdown.snapshot(ProcId(1), "GPU-x", moment(0, 0, 5)), []);
+    rows(&mut breakdown, moment(500, 0, 0));
+    rows(&mut breakdown, Moment { ts_ns: 9, ..moment(560, 0, 50) });
+    let rows = breakdown.snapshot(ProcId(1), "GPU-x", moment(0, 0, 90));
+    assert_eq!(told(&rows), [600, 90, 500, 10].map(Some));
+    assert_eq!(sum(&rows), 600 * MIB);
+    assert!(rows.iter().all(|row| row.estimated || row.category != "nvml_used"));
+}
+
+#[test]
 fn a_device_is_the_sum_of_its_processes_and_a_rest() {
     let moment = DeviceMoment {
         ts_ns: 5,

@@ -7,7 +7,7 @@ use crate::{
     call::Level,
     log::Run8,
     report::model::Reading,
-    rows::{BreakdownRow, DeviceRow, OomRow, ProcessRow},
+    rows::{BreakdownRow, DeviceRow, EventRow, OomRow, ProcessRow},
 };
 
 /// Where memory is, as precisely as a row tells.
@@ -221,6 +221,8 @@ pub(in crate::report) struct RefusalKey {
     pub(in crate::report) api: String,
     pub(in crate::report) place: Place,
     pub(in crate::report) never_fits: bool,
+    /// Another try of the same size went well.
+    pub(in crate::report) went_well: bool,
 }
 
 /// How often, and the last one.
@@ -229,6 +231,10 @@ pub(in crate::report) struct RefusalFacts {
     pub(in crate::report) count: u64,
     pub(in crate::report) first_ns: i64,
     pub(in crate::report) last: OomRow,
+    /// What the processes on the device held at the last one.
+    pub(in crate::report) held: Vec<BreakdownRow>,
+    /// What the process had done before it, oldest first.
+    pub(in crate::report) before: Vec<EventRow>,
 }
 
 /// What was lost, by reason and process.

@@ -3,6 +3,7 @@
 mod contexts;
 mod deleted;
 mod facts;
+mod refusals;
 mod sites;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -15,6 +16,7 @@ pub(super) use self::{
         DeviceFacts, Figure, LossFacts, Place, PlaceFacts, ProcessFacts, RefusalFacts, RefusalKey,
         Span,
     },
+    refusals::Refusals,
     sites::{Holder, PASS, SiteBook, SiteCourse, SiteId},
 };
 use super::stacks::Stacks;
@@ -39,7 +41,7 @@ pub(super) struct Collector {
     pub(super) states: Vec<(Run8, State, Span)>,
     pub(super) processes: BTreeMap<i64, ProcessFacts>,
     pub(super) devices: BTreeMap<String, DeviceFacts>,
-    pub(super) refusals: BTreeMap<RefusalKey, RefusalFacts>,
+    pub(super) refusals: Refusals,
     pub(super) losses: BTreeMap<(String, Option<i64>), LossFacts>,
     pub(super) warnings: Vec<AnnotationRow>,
     pub(super) more_warnings: u64,
@@ -170,6 +172,9 @@ impl Collector {
 
     /// Keeps the rows of the last moment before the end of the process, which must be known.
     pub(super) fn breakdown(&mut self, row: BreakdownRow) {
+        if self.refusals.held(&row) {
+            return;
+        }
         if row.proc_id == 0 {
             self.span.see(row.ts_ns);
             let facts = self.devices.entry(row.gpu_uuid.clone()).or_default();
@@ -187,22 +192,7 @@ impl Collector {
             let device = self.devices.get(row.gpu_uuid.as_deref()?)?;
             device.total_bytes
         });
-        let key = RefusalKey {
-            proc_id: row.proc_id,
-            api: row.api.clone(),
-            place: Place::of(row.gpu_uuid.as_deref(), None),
-            never_fits: row.size_bytes.zip(total).is_some_and(|(size, total)| size > total),
-        };
-        let facts = self.refusals.entry(key).or_insert_with(|| RefusalFacts {
-            count: 0,
-            first_ns: row.ts_ns,
-            last: row.clone(),
-        });
-        facts.count += 1;
-        facts.first_ns = facts.first_ns.min(row.ts_ns);
-        if facts.last.ts_ns <= row.ts_ns {
-            facts.last = row;
-        }
+        self.refusals.see(row, total);
     }
 
     pub(super) fn annotation(&mut self, row: AnnotationRow) {
@@ -246,6 +236,7 @@ impl Collector {
 
     pub(super) fn event(&mut self, run: Run8, row: &EventRow) {
         self.events += 1;
+        self.refusals.event(row);
         let index = self.state_of(run);
         self.states[index].2.see(row.ts_ns);
         if row.implicit {

@@ -20,7 +20,7 @@ pub use self::{
     leak::{Confidence, Leak},
     lost::Lost,
     nothing::Nothing,
-    refusal::Refusal,
+    refusal::{Before, Cause, Holder, Refusal},
 };
 use super::{
     collect::{Contexts, RefusalFacts, RefusalKey},
@@ -54,7 +54,7 @@ impl Finding {
             Self::Leak(leak) => leak.tag(),
             Self::Growth(growth) => growth.tag(),
             Self::Context(_) => "CONTEXT",
-            Self::OutOfMemory(_) => "OOM",
+            Self::OutOfMemory(refusal) => refusal.tag(),
             Self::Lost(_) => "LOST",
             Self::Nothing(nothing) => nothing.tag(),
         }
@@ -87,9 +87,22 @@ impl Model {
     /// Allocations were refused that could have fitted, as far as is known.
     pub fn refused(&self) -> bool {
         self.findings.iter().any(|finding| match finding {
-            Finding::OutOfMemory(refusal) => refusal.could_ever_fit != Some(false),
+            Finding::OutOfMemory(refusal) => {
+                refusal.could_ever_fit != Some(false) && !refusal.went_well()
+            }
             _ => false,
         })
+    }
+}
+
+impl Finding {
+    /// The process whose memory grows until the end.
+    fn grows(&self) -> Option<String> {
+        match self {
+            Self::Leak(leak) => Some(leak.proc_id.clone()),
+            Self::Growth(growth) => Some(growth.proc_id.clone()),
+            _ => None,
+        }
     }
 }
 
@@ -109,7 +122,9 @@ pub(super) fn find(model: &Model, found: &Found<'_>) -> Vec<Finding> {
     let growths = Growth::check(model, &leaks, found.by_site);
     let mut findings: Vec<Finding> = leaks.into_iter().map(Finding::Leak).collect();
     findings.extend(growths.into_iter().map(Finding::Growth));
-    findings.extend(Refusal::check(model, found.refusals).into_iter().map(Finding::OutOfMemory));
+    let growing: Vec<String> = findings.iter().filter_map(Finding::grows).collect();
+    let refusals = Refusal::check(model, found, &growing);
+    findings.extend(refusals.into_iter().map(Finding::OutOfMemory));
     let contexts = Context::check(model, found.contexts, found.stacks);
     let nothing = findings.is_empty();
     findings.extend(contexts.into_iter().map(Finding::Context));

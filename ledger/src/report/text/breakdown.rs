@@ -173,6 +173,25 @@ fn last(breakdown: &Breakdown, printed: &Printed, categories: &[&str]) -> String
     categories.iter().filter_map(figure).collect::<Vec<_>>().join(" · ")
 }
 
+/// The sum and its parts in a line: `70.3 GiB: tensors 31.0 · reusable 5.2 · context 0.5`. What is nothing
+/// is left out; a library goes by its name.
+pub(super) fn line(breakdown: &Breakdown) -> String {
+    let printed = Printed::of(breakdown);
+    let part = |(index, part): (usize, &Part)| {
+        let figure = printed.figure(index);
+        let name = match part.category.as_str() {
+            "library" => {
+                part.library.as_deref().map_or("owner not known".to_owned(), names::printable)
+            }
+            category => names::printable(category).replace('_', " "),
+        };
+        (figure != 0).then(|| format!("{name} {}", show_tenths(figure)))
+    };
+    let parts: Vec<String> = breakdown.parts.iter().enumerate().filter_map(part).collect();
+    let sum = format!("{} {}", show_tenths(printed.total), printed.unit.name());
+    if parts.is_empty() { sum } else { format!("{sum}: {}", parts.join(" · ")) }
+}
+
 /// Why there is no breakdown.
 pub(super) fn none(clock: Clock, share: &Share, peak: Option<String>) -> String {
     match (share.nvml_used, peak) {

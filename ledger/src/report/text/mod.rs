@@ -1,6 +1,7 @@
 //! The report for people: findings first, then what they rest on, then what to type next.
 
 mod breakdown;
+mod oom;
 mod page;
 mod process;
 mod rest;
@@ -27,6 +28,7 @@ impl Model {
         let clock = Clock::new(self.start_ns);
         findings(&mut page, self);
         header(&mut page, self);
+        oom::section(&mut page, self, clock);
         for device in &self.devices {
             on_device(&mut page, self, clock, device);
         }
@@ -63,6 +65,7 @@ fn findings(page: &mut Page, model: &Model) {
 
 fn style_of(finding: &Finding) -> Style {
     match finding {
+        Finding::OutOfMemory(refusal) if refusal.went_well() => Style::Yellow,
         Finding::Leak(_) | Finding::OutOfMemory(_) | Finding::Lost(_) => Style::Red,
         Finding::Growth(_) | Finding::Context(_) => Style::Yellow,
         Finding::Nothing(_) if finding.tag() == "OK" => Style::Green,
