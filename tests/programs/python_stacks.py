@@ -511,9 +511,14 @@ def child():
     linger()
 
 
+# How many times slower than a real machine this one is: kernels that are emulated put probes in one
+# by one, and seconds pass before a new process has them all.
+SLOWNESS = int(os.environ.get("VRAMSCOPE_TEST_SLOWNESS", 1))
+
+
 def linger():
     """The agent looks at a process, its libraries and long line tables while they are there."""
-    time.sleep(2)
+    time.sleep(2 if SLOWNESS == 1 else 3)
 
 
 def children():
@@ -524,8 +529,12 @@ def children():
     forked.start()
     sizes = own
     command = [sys.executable, os.path.abspath(__file__), "child"]
-    ranks = [subprocess.Popen(command, env=dict(os.environ, FIRST=str(3 + rank), RANK=str(rank)))
-             for rank in range(2)]
+    ranks = []
+    for rank in range(2):
+        if SLOWNESS > 1:
+            (ranks[-1].wait if ranks else forked.join)()  # One at a time has its probes sooner.
+        env = dict(os.environ, FIRST=str(3 + rank), RANK=str(rank))
+        ranks.append(subprocess.Popen(command, env=env))
     forked.join()
     if forked.exitcode or any([rank.wait() for rank in ranks]):
         raise RuntimeError("a child failed")
