@@ -269,13 +269,16 @@ table! {
         container_id: Option<String>,
         /// Kubernetes pod UID from its cgroup.
         pod_uid: Option<String>,
-        /// Rank in the job: RANK and its kin from the allow-listed environment.
+        /// Rank in the job: RANK and its kin from the allow-listed environment; where none of them is
+        /// set, that in the largest NCCL communicator (of two ranks and more) that it was seen to join,
+        /// the first of several.
         rank: Option<i32>,
         /// Rank on this host.
         local_rank: Option<i32>,
-        /// Ranks of the job.
+        /// Ranks of the job, from where the rank is.
         world_size: Option<i32>,
-        /// What names the job: launcher's run id, Slurm job.
+        /// What names the job: launcher's run id, Slurm job; else `nccl-` and a hash of the id of that
+        /// communicator, which is the same on all its ranks, on every host.
         job: Option<String>,
         /// `CUDA_VISIBLE_DEVICES` when the process called `cuInit`, where that was seen; else at exec.
         cuda_visible_devices: Option<String>,
