@@ -9,9 +9,9 @@ pub const WORDS: usize = 6;
 /// Words that are picked out of a structure: those of the 64 bytes of a `CUipcMemHandle`.
 pub const EXTRA_WORDS: usize = 8;
 
-/// A call that returned.
+/// A call that returned, or (`Kind::Note`) whose entry is all that is probed: `exit_ns` is `enter_ns`.
 pub const KIND_CALL: u8 = 1;
-/// An entry-only probe was hit: `words` are the raw arguments, `exit_ns` is 0.
+/// A backward pass began: word 0 is its number, `exit_ns` is 0.
 pub const KIND_NOTE: u8 = 2;
 
 /// Words 3 to 5 follow the narrow part.

@@ -13,6 +13,9 @@ pub enum Kind {
     Backward,
     /// A function of the CUDA runtime, which labels the driver calls inside it.
     Runtime,
+    /// Entry of a function whose arguments tell all that is wanted: C++ that can throw, or a call that
+    /// takes long. It is told of at once, as a call that took no time.
+    Note,
 }
 
 impl Kind {
@@ -86,10 +89,11 @@ impl Cookie {
             2 => Some(When::Exit),
             _ => None,
         };
-        let kind = match bits >> 48 & 3 {
+        let kind = match bits >> 48 & 7 {
             1 => Kind::Tensor,
             2 => Kind::Backward,
             3 => Kind::Runtime,
+            4 => Kind::Note,
             _ => Kind::Call,
         };
         Self {
@@ -113,8 +117,9 @@ mod tests {
     fn packing_round_trips() {
         for row in [0, 1, 77, 254] {
             for structure in [None, Some(When::Entry), Some(When::Exit)] {
-                for bits in 0..32u8 {
-                    let kinds = [Kind::Call, Kind::Tensor, Kind::Backward, Kind::Runtime];
+                for bits in 0..40u8 {
+                    let kinds =
+                        [Kind::Call, Kind::Tensor, Kind::Backward, Kind::Runtime, Kind::Note];
                     let cookie = Cookie {
                         kind: kinds[usize::from(bits >> 3)],
                         row,

@@ -83,8 +83,9 @@ fn now_ns() -> u64 {
     unsafe { bpf_ktime_get_boot_ns() }
 }
 
+/// What the function was called with.
 #[inline(always)]
-fn arguments(ctx: &ProbeContext) -> [u64; WORDS] {
+pub(crate) fn arguments(ctx: &ProbeContext) -> [u64; WORDS] {
     let mut words = [0; WORDS];
     for (n, word) in words.iter_mut().enumerate() {
         *word = ctx.arg(n).unwrap_or(0);
@@ -92,7 +93,7 @@ fn arguments(ctx: &ProbeContext) -> [u64; WORDS] {
     words
 }
 
-/// Entry of a function whose return is probed too.
+/// Entry of a function whose calls are told of one by one.
 #[inline(always)]
 pub(crate) fn begin(ctx: &ProbeContext, ids: u64) -> Wanted {
     let cookie = cookie(ctx.as_ptr());
@@ -165,12 +166,9 @@ pub(crate) fn call_exit(ctx: RetProbeContext) -> u32 {
     if result == 0 {
         read_results(&mut pending, &mut extra, cookie, tgid);
     }
-    let mut flags = pending.flags as u8;
-    flags |= if cookie.wide { FLAG_WIDE } else { 0 };
-    flags |= if cookie.structure.is_some() { FLAG_WIDE | FLAG_EXTRA } else { 0 };
-    send(&RawCall {
+    let record = RawCall {
         kind: KIND_CALL,
-        flags,
+        flags: pending.flags as u8 | parts(cookie),
         row: cookie.row,
         runtime_row: (pending.flags >> 8) as u8,
         result,
@@ -182,7 +180,8 @@ pub(crate) fn call_exit(ctx: RetProbeContext) -> u32 {
         words: [pending.words[0], pending.words[1], pending.words[2]],
         wide_words: [pending.words[3], pending.words[4], pending.words[5]],
         extra,
-    });
+    };
+    send(&record, result != 0);
     cost::ran(Part::Return, exit_ns);
     0
 }
@@ -209,7 +208,18 @@ fn read_results(pending: &mut Pending, extra: &mut [u64; EXTRA_WORDS], cookie: C
     }
 }
 
-fn send(record: &RawCall) {
+/// Which parts of a record a row needs, `FLAG_*`.
+#[inline(always)]
+pub(crate) fn parts(cookie: Cookie) -> u8 {
+    let wide = if cookie.wide { FLAG_WIDE } else { 0 };
+    let extra = if cookie.structure.is_some() { FLAG_WIDE | FLAG_EXTRA } else { 0 };
+    wide | extra
+}
+
+/// Sends the parts that its flags name. `is_rare`: failures, and notes, are what a post-mortem needs
+/// most, and few: where the ring is full they may use the reserved one.
+#[inline(never)]
+pub(crate) fn send(record: &RawCall, is_rare: bool) {
     let bytes = record.as_bytes();
     let sent = match record.flags & (FLAG_WIDE | FLAG_EXTRA) {
         0 => emit::call(&bytes[..NARROW_LEN], record.exit_ns),
@@ -217,8 +227,7 @@ fn send(record: &RawCall) {
         _ => emit::call(bytes, record.exit_ns),
     };
     let Err(reason) = sent else { return };
-    // Failures are what a post-mortem needs most: they may use the reserved ring.
-    if record.result == 0 || reason == Loss::QuotaExceeded || !emit::life(bytes) {
+    if !is_rare || reason == Loss::QuotaExceeded || !emit::life(bytes) {
         lose(record.tgid, reason);
     }
 }

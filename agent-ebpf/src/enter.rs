@@ -12,7 +12,7 @@ use aya_ebpf::{
     programs::ProbeContext,
 };
 
-use crate::{backward, call, cost, runtime, stack, tensor};
+use crate::{backward, call, cost, note, runtime, stack, tensor};
 
 /// What the beginning of an entry finds out.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub(crate) fn enter(ctx: ProbeContext) -> u32 {
     let now_ns = unsafe { bpf_ktime_get_boot_ns() };
     let Cookie { kind, row, .. } = cookie(ctx.as_ptr());
     let wanted = match kind {
-        Kind::Call => call::begin(&ctx, ids),
+        Kind::Call | Kind::Note => call::begin(&ctx, ids),
         Kind::Tensor => tensor::begin(&ctx, ids, now_ns),
         Kind::Backward => backward::begin(ids),
         Kind::Runtime => {
@@ -73,6 +73,7 @@ pub(crate) fn enter(ctx: ProbeContext) -> u32 {
             cost::ran(Part::Block, now_ns);
         }
         Kind::Backward => backward::end(&ctx, ids, now_ns, key),
+        Kind::Note => note::end(&ctx, ids, now_ns, key),
         Kind::Runtime => {}
     }
     0

@@ -23,6 +23,7 @@ mod enter;
 mod hash;
 mod life;
 mod lose;
+mod note;
 mod opaque;
 mod python;
 mod quota;

@@ -23,16 +23,27 @@ static STRUCTURES: Array<Structure> = Array::with_max_entries(MAX_ROWS as u32, 0
 static PENDING_STRUCTURES: HashMap<PendingKey, [u64; EXTRA_WORDS]> =
     HashMap::with_max_entries(8192, 0);
 
-/// Copies what the caller filled in; false where it could not be read or kept.
+/// Copies what the caller filled in; false where it could not be read.
 #[inline(always)]
-pub(crate) fn keep(ctx: *mut c_void, key: PendingKey, row: u8, words: &[u64; WORDS]) -> bool {
+pub(crate) fn given(
+    ctx: *mut c_void,
+    row: u8,
+    words: &[u64; WORDS],
+    extra: &mut [u64; EXTRA_WORDS],
+) -> bool {
     let Some(structure) = STRUCTURES.get(u32::from(row)) else { return false };
     let address = match structure.by_value {
         0 => word(words, structure.arg),
         _ => by_value(ctx, words, structure.arg),
     };
+    copy(structure, address, extra)
+}
+
+/// Keeps what is [`given`] until the call returns; false where it could not be read or kept.
+#[inline(always)]
+pub(crate) fn keep(ctx: *mut c_void, key: PendingKey, row: u8, words: &[u64; WORDS]) -> bool {
     let mut extra = [0; EXTRA_WORDS];
-    copy(structure, address, &mut extra) && PENDING_STRUCTURES.insert(key, extra, 0).is_ok()
+    given(ctx, row, words, &mut extra) && PENDING_STRUCTURES.insert(key, extra, 0).is_ok()
 }
 
 /// Hands back what [`keep`] kept.

@@ -116,7 +116,7 @@ pub struct FileFacts {
 pub fn file(file: &File, start: u64, entry: Registers, copy: &[u8]) -> FileFacts {
     let mut facts = FileFacts::default();
     let again = || file.try_clone().ok();
-    for library in [Library::Cuda, Library::C10, Library::TorchCpu] {
+    for library in [Library::Cuda, Library::C10, Library::TorchCpu, Library::Nccl] {
         facts.sites +=
             again().and_then(|file| elf::sites(file, library).ok()).map_or(0, |s| s.len());
     }

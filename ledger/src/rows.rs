@@ -111,7 +111,7 @@ table! {
         proc_id: i64,
         /// UUID of the device.
         gpu_uuid: String,
-        /// nvml_used (the sum); tensors, reusable, returnable, graph_pools, cached, library, pools, rounding, context, modules, before_attach, unexplained (its parts); live_device, live_pool, live_managed, live_host, live_imported, torch_allocated, torch_reserved (beside it). Of a device: device_used (the sum); processes, unlisted, unexplained (its parts); driver_reserved (beside it).
+        /// nvml_used (the sum); tensors, reusable, returnable, graph_pools, cached, library, pools, rounding, context, modules, before_attach, unexplained (its parts); not_traced (all of a process of which NVML alone tells); live_device, live_pool, live_managed, live_host, live_imported, torch_allocated, torch_reserved (beside it). Of a device: device_used (the sum); processes, unlisted, unexplained (its parts); driver_reserved (beside it).
         category: String,
         /// Owning library, where the category is `library`; NULL there: the owner is not known.
         library: Option<String>,
@@ -220,6 +220,8 @@ table! {
         cpu_ns: Option<i64>,
         /// Resident host memory.
         rss_bytes: Option<i64>,
+        /// State of the process in `/proc` (R, S, D, Z, ...), or gone; on rows of NVML's lists.
+        state: Option<String>,
     }
 }
 
@@ -275,13 +277,16 @@ table! {
         container_id: Option<String>,
         /// Kubernetes pod UID from its cgroup.
         pod_uid: Option<String>,
-        /// Rank in the job: RANK and its kin from the allow-listed environment.
+        /// Rank in the job: RANK and its kin from the allow-listed environment; where none of them is
+        /// set, that in the largest NCCL communicator (of two ranks and more) that it was seen to join,
+        /// the first of several.
         rank: Option<i32>,
         /// Rank on this host.
         local_rank: Option<i32>,
-        /// Ranks of the job.
+        /// Ranks of the job, from where the rank is.
         world_size: Option<i32>,
-        /// What names the job: launcher's run id, Slurm job.
+        /// What names the job: launcher's run id, Slurm job; else `nccl-` and a hash of the id of that
+        /// communicator, which is the same on all its ranks, on every host.
         job: Option<String>,
         /// `CUDA_VISIBLE_DEVICES` when the process called `cuInit`, where that was seen; else at exec.
         cuda_visible_devices: Option<String>,
@@ -448,7 +453,8 @@ table! {
         /// Key into `processes`; NULL for the whole run.
         proc_id: Option<i64>,
         /// start, stop, attach, detach, late_attach, detail, step, warning, deleted (by --max-disk),
-        /// clock (the wall clock was stepped), brake (a process lost detail: --max-overhead).
+        /// clock (the wall clock was stepped), brake (a process lost detail: --max-overhead), after_death
+        /// (memory of a process that is gone, a zombie, stuck, or without its parent).
         kind: String,
         /// In words.
         text: String,

@@ -5,6 +5,7 @@
  *   library | function (of it) | unload | context (a second one) | limit MIB (the heap of kernels)
  *   pool BYTES | unpool N | keep BYTES (the pool's release threshold) | trim BYTES | read (its size)
  *   managed BYTES | host BYTES | capture | captured
+ *   refused-torch BYTES | refused-own BYTES | refused-host BYTES | refused-addresses BYTES
  *
  * After each order it prints what PyTorch holds, and READY. */
 #include "truth.h"
@@ -152,6 +153,25 @@ static int other(const char *line)
     return 1;
 }
 
+/* What there is not enough memory for. */
+static int refused(const char *line)
+{
+    CUdeviceptr block;
+    void *host;
+    long n;
+    if (is(line, "refused-torch", &n))
+        EXPECT(!sim_torch_alloc((size_t)n, device));
+    else if (is(line, "refused-own", &n))
+        MUST_FAIL(CUDA_ERROR_OUT_OF_MEMORY, cuMemAlloc_v2(&block, (size_t)n));
+    else if (is(line, "refused-host", &n))
+        MUST_FAIL(CUDA_ERROR_OUT_OF_MEMORY, cuMemHostAlloc(&host, (size_t)n, 0));
+    else if (is(line, "refused-addresses", &n))
+        MUST_FAIL(CUDA_ERROR_OUT_OF_MEMORY, cuMemAddressReserve(&block, (size_t)n, 0, 0, 0));
+    else
+        return 0;
+    return 1;
+}
+
 int main(int argc, char **argv)
 {
     CUcontext ctx;
@@ -167,6 +187,6 @@ int main(int argc, char **argv)
                sim_torch_reserved(device), sim_torch_peak(device));
         printf("READY\n");
         truth_next_line(line, sizeof line);
-        EXPECT(torch(line) || memory(line) || other(line) || pool(line) || !line[0]);
+        EXPECT(torch(line) || memory(line) || other(line) || refused(line) || !line[0] || pool(line));
     }
 }

@@ -135,6 +135,7 @@ pub fn action(call: &RawCall, probe: &Probe) -> Option<Action> {
         .or_else(|| graph(&words, meaning))
         .or_else(|| context(&words, meaning))
         .or_else(|| device(&words, meaning))
+        .or_else(|| note(&words, meaning))
 }
 
 fn memory(words: &Words<'_>, meaning: Meaning) -> Option<Action> {
@@ -165,12 +166,47 @@ fn memory(words: &Words<'_>, meaning: Meaning) -> Option<Action> {
 /// `reportMemoryUsageToProfiler(ptr, signed size, allocated, reserved, device)`.
 fn tensor(words: &Words<'_>) -> Action {
     let (addr, size) = (words.word(0), words.word(1) as i64);
-    // c10/core/Device.h: a byte of type, then the index.
-    let ordinal = i32::from((words.word(4) >> 8) as i8);
+    let (_, ordinal) = torch_device(words.word(4));
     match u64::try_from(size) {
         Ok(size_bytes) => Action::TensorAlloc { addr, size_bytes, ordinal },
         Err(_) => Action::TensorFree { addr },
     }
+}
+
+/// `c10/core/Device.h`: a byte of type, then the index; the rest of the word is garbage.
+fn torch_device(word: u64) -> (u8, i32) {
+    (word as u8, i32::from((word >> 8) as i8))
+}
+
+/// `DeviceType::CUDA` (`c10/core/DeviceType.h`).
+const TORCH_CUDA: u8 = 1;
+
+/// `reportOutOfMemoryToProfiler(signed size, allocated, reserved, device)`. Other devices than GPUs have
+/// allocators that report, too.
+fn torch_oom(words: &Words<'_>) -> Action {
+    let (size, (device, ordinal)) = (words.word(0) as i64, torch_device(words.word(3)));
+    match u64::try_from(size) {
+        Ok(size_bytes) if device == TORCH_CUDA => Action::TorchOom {
+            size_bytes,
+            allocated_bytes: words.word(1),
+            reserved_bytes: words.word(2),
+            ordinal,
+        },
+        _ => Action::Nothing,
+    }
+}
+
+/// What is known from entries alone.
+fn note(words: &Words<'_>, meaning: Meaning) -> Option<Action> {
+    Some(match meaning {
+        Meaning::TorchOom => torch_oom(words),
+        Meaning::CommInit(size, rank, id, _) => Action::CommInit {
+            rank: words.arg(rank) as i32,
+            size: words.arg(size) as i32,
+            key: words.structure(id).map(|id| id.key()),
+        },
+        _ => return None,
+    })
 }
 
 fn vmm(words: &Words<'_>, meaning: Meaning) -> Option<Action> {
@@ -526,6 +562,45 @@ mod tests {
     }
 
     #[test]
+    fn a_communicator_is_the_same_on_all_its_ranks() {
+        let id = [1, 2, 3, 4, 5, 6, 7, 8];
+        let garbage = 0xffff_ffff_0000_0000;
+        // On x86-64 the id is on the stack, elsewhere behind argument 2.
+        let words = |rank: u64| {
+            let behind = if cfg!(target_arch = "x86_64") { garbage | rank } else { 0x7fff };
+            [0x7000, garbage | 8, behind, rank, 0, 0]
+        };
+        let by_value = |rank| decoded(&raw("ncclCommInitRankConfig", words(rank), &id, 0));
+        let Action::CommInit { rank: 3, size: 8, key: Some(key) } = by_value(3) else {
+            panic!("{:?}", by_value(3))
+        };
+        assert_eq!(by_value(7), Action::CommInit { rank: 7, size: 8, key: Some(key) });
+        let many = raw("ncclCommInitRankScalable", [0x7000, 8, 5, 2, 0x9000, 0], &id, 0);
+        assert_eq!(decoded(&many), Action::CommInit { rank: 5, size: 8, key: Some(key) });
+        let mut unread = raw("ncclCommInitRank", words(1), &[], 0);
+        unread.flags |= FLAG_STRUCT_FAULT;
+        assert_eq!(decoded(&unread), Action::CommInit { rank: 1, size: 8, key: None });
+    }
+
+    #[test]
+    fn of_pytorchs_refusals_those_on_gpus_matter() {
+        let symbol = "_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE";
+        let refused = |size, device| decoded(&raw(symbol, [size, 70, 90, device, 0, 0], &[], 0));
+        let garbage = 0xdead_beef_5a5a_0000;
+        assert_eq!(
+            refused(1 << 42, garbage | 3 << 8 | 1),
+            Action::TorchOom {
+                size_bytes: 1 << 42,
+                allocated_bytes: 70,
+                reserved_bytes: 90,
+                ordinal: 3
+            }
+        );
+        assert_eq!(refused(1 << 42, garbage | 0xff << 8), Action::Nothing, "the CPU");
+        assert_eq!(refused(u64::MAX, garbage | 1), Action::Nothing, "no size");
+    }
+
+    #[test]
     fn of_a_pools_attributes_only_sizes_matter() {
         let set = |attribute| {
             decoded(&raw("cuMemPoolSetAttribute", [9, attribute, 0, 0, 0, 0], &[4096], 0))
@@ -541,7 +616,8 @@ mod tests {
 
     #[test]
     fn every_call_of_the_table_has_an_action() {
-        for (row, probe) in crate::probes::rows().filter(|(_, probe)| probe.kind() == Kind::Call) {
+        let one_by_one = |probe: &Probe| matches!(probe.kind(), Kind::Call | Kind::Note);
+        for (row, probe) in crate::probes::rows().filter(|(_, probe)| one_by_one(probe)) {
             let mut call = RawCall::new_zeroed();
             call.row = row;
             assert!(action(&call, probe).is_some(), "{}", probe.symbol);

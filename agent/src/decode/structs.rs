@@ -1,4 +1,4 @@
-//! Structures of `cuda.h`, from the words that `Struct::offsets` picks out of them.
+//! Structures of `cuda.h` and `nccl.h`, from the words that `Struct::offsets` picks out of them.
 
 use agent_common::call::EXTRA_WORDS;
 use ledger::call::{Action, ArrayShape, Location};
@@ -28,7 +28,7 @@ impl Structure {
         bytes
     }
 
-    /// What stands for an IPC handle: its 64 bytes are the same in every process.
+    /// What stands for an IPC handle, or a communicator's id: its bytes are the same in every process.
     pub(super) fn key(&self) -> u64 {
         let mut bytes = [0; 8 * EXTRA_WORDS];
         for (to, word) in bytes.chunks_exact_mut(8).zip(self.0) {

@@ -7,6 +7,8 @@ use super::{Host, TICK_NS, text};
 pub struct Stat {
     /// Name of the main thread.
     pub comm: String,
+    /// `R`, `S`, `D`, `Z` and so on, as proc_pid_stat(5) has them.
+    pub state: char,
     /// Parent's process id.
     pub ppid: u32,
     /// Clock ticks from boot to the start of the process: with the pid and the boot id, its
@@ -58,7 +60,9 @@ pub(super) fn parse(line: &[u8]) -> Option<Stat> {
         cpu_ns: i64::try_from(ticks.checked_mul(TICK_NS)?).ok()?,
         rss_bytes: i64::try_from(pages.checked_mul(rustix::param::page_size() as u64)?).ok()?,
     };
-    Some(Stat { comm, ppid: u32::try_from(number(4)?).ok()?, start_ticks: number(22)?, usage })
+    let state = fields.first()?.chars().next()?;
+    let ppid = u32::try_from(number(4)?).ok()?;
+    Some(Stat { comm, state, ppid, start_ticks: number(22)?, usage })
 }
 
 #[cfg(test)]
@@ -72,7 +76,7 @@ mod tests {
                      18446744073709551615 1 1";
         let stat = parse(line).unwrap();
         assert_eq!(stat.comm, "a) R 1 (b\\n");
-        assert_eq!(stat.ppid, 7);
+        assert_eq!((stat.state, stat.ppid), ('S', 7));
         assert_eq!(stat.start_ticks, 98765);
         assert_eq!(stat.usage.cpu_ns, 2_000_000_000);
         assert_eq!(stat.usage.rss_bytes, 3 * rustix::param::page_size() as i64);

@@ -13,15 +13,18 @@ use agent_common::{
 use ledger::{
     account::{Ledger, breakdown::Breakdown, order::Order, state::State},
     call::{Action, Call, Input, ProcId},
-    rows::{AnnotationRow, EventRow, LossRow, OomRow},
+    rows::{AnnotationRow, EventRow, LossRow},
 };
 
 use super::{
     Message,
     brake::Brake,
+    bystanders::Bystanders,
     devices::Devices,
     lives::Lives,
+    oom::Refusals,
     polled::Polled,
+    ranks::Communicator,
     readings::Readings,
     sink::{AnyRow, ToLog},
     spares::Buffers,
@@ -43,8 +46,6 @@ const WINDOW_NS: i64 = 20_000_000;
 const ORDER_CAPACITY: usize = 1 << 18;
 /// Pace of loss counters and `PyTorch` totals.
 const POLL: Duration = Duration::from_millis(250);
-/// `CUDA_ERROR_OUT_OF_MEMORY`.
-const OUT_OF_MEMORY: i32 = 2;
 
 /// What is told when the books close.
 #[derive(Clone, Copy, Debug, Default)]
@@ -89,6 +90,8 @@ pub(super) struct Books {
     pub(super) state: State,
     pub(super) breakdown: Breakdown,
     pub(super) readings: Readings,
+    pub(super) bystanders: Bystanders,
+    pub(super) refusals: Refusals,
     pub(super) polled: Polled,
     pub(super) brake: Brake,
     pub(super) stacks: Stacks,
@@ -119,6 +122,8 @@ impl Books {
             state: State::new(),
             breakdown: Breakdown::new(),
             readings: Readings::default(),
+            bystanders: Bystanders::default(),
+            refusals: Refusals::default(),
             polled: Polled::new(counters),
             brake,
             stacks: Stacks::default(),
@@ -201,13 +206,23 @@ impl Books {
         let Some((probe, action)) = decoded else {
             return self.lost(None, "undecodable", 1, None);
         };
-        if probe.kind() == Kind::Call {
-            self.brake.call(raw.tgid, raw.row);
+        match probe.kind() {
+            Kind::Call => self.brake.call(raw.tgid, raw.row),
+            // Says nothing of a GPU: its process need not use one.
+            Kind::Note if action == Action::Nothing => return,
+            _ => {}
         }
         let life = self.life_of(raw.tgid, raw.exit_ns);
         let (proc_id, known) = (life.proc_id, life.row.is_some());
         if !known {
             self.announce(raw.tgid, proc_id);
+        }
+        if let Action::CommInit { rank, size, key } = action {
+            // Of no concern to the account.
+            if let Some(communicator) = Communicator::new(rank, size, key) {
+                self.joined(proc_id, communicator);
+            }
+            return;
         }
         if raw.result == 0 {
             if shows_in_nvml_alone(action) {
@@ -280,45 +295,17 @@ impl Books {
             row.backward_pass = self.stacks.pass_at(row.proc_id, row.ts_ns);
             self.state.apply(&row);
             self.breakdown.note(&row);
-            if row.op == "fail" && row.result == OUT_OF_MEMORY {
-                let oom = self.oom(&row);
-                self.add(oom);
-            }
+            self.refused_by_driver(&row);
             self.add(row);
         }
         self.events = events;
         match input {
             Input::Call(call) if call.action == Action::Init => self.write_process(call.proc_id),
+            Input::Call(call) => self.refused_by_torch(call),
             Input::Exit { proc_id, tgid, ts_ns, exit_code } => {
                 self.finish_process(*proc_id, *tgid, *ts_ns, *exit_code);
             }
             Input::Exec { proc_id, .. } => self.executed(*proc_id),
-            Input::Call(_) => {}
-        }
-    }
-
-    fn oom(&self, row: &EventRow) -> OomRow {
-        let (used, total) =
-            row.gpu_uuid.as_deref().and_then(|uuid| self.readings.device(uuid)).unwrap_or_default();
-        let ordinal = row.cuda_ordinal;
-        let torch = self.polled.totals_of(row.pid as u32, ordinal);
-        OomRow {
-            ts_ns: row.ts_ns,
-            proc_id: row.proc_id,
-            tid: row.tid,
-            api: row.api.clone().into_owned(),
-            size_bytes: row.size_bytes,
-            nvml_index: row.nvml_index,
-            gpu_uuid: row.gpu_uuid.clone(),
-            stack_id: row.stack_id,
-            process_live_bytes: self
-                .state
-                .process(row.proc_id)
-                .map(|process| process.live_bytes(ledger::call::Level::Device)),
-            device_used_bytes: used,
-            device_total_bytes: total,
-            torch_allocated_bytes: torch.map(|totals| totals.allocated_bytes as i64),
-            torch_reserved_bytes: torch.map(|totals| totals.reserved_bytes as i64),
         }
     }
 
@@ -421,6 +408,7 @@ impl Books {
     }
 
     fn poll(&mut self) {
+        self.decide_refusals(self.applied_ns);
         self.write_losses();
         self.write_totals(None);
         self.write_sites_in_time();
@@ -460,6 +448,7 @@ impl Books {
             self.apply(&input);
         }
         self.ledger.finish();
+        self.decide_refusals(i64::MAX);
         self.poll();
         self.write_sites(None);
         self.write_running();

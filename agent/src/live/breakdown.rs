@@ -76,6 +76,22 @@ fn blocks(polled: &Polled, stacks: &Stacks) -> HashMap<TensorKey, Vec<Tensor>> {
 }
 
 impl TorchNow {
+    /// The same, with what a process says of itself on a device at that moment; which of its blocks
+    /// were alive then is not known any more.
+    pub(super) fn said(
+        &self,
+        (tgid, ordinal): (u32, u32),
+        allocated_bytes: i64,
+        reserved_bytes: i64,
+    ) -> Arc<Self> {
+        let mut totals = self.totals.clone();
+        let its = totals.entry(TensorKey { tgid, ordinal }).or_default();
+        its.allocated_bytes = allocated_bytes as u64;
+        its.reserved_bytes = reserved_bytes as u64;
+        // It has given back all that it could before it gave up.
+        Arc::new(Self { totals, blocks: None })
+    }
+
     fn totals(&self, key: TensorKey) -> Option<Torch> {
         self.totals.get(&key).map(|totals| Torch {
             allocated_bytes: totals.allocated_bytes as i64,
@@ -110,7 +126,13 @@ impl Books {
         }
     }
 
-    fn moment(&self, reading: &Reading, process: &ProcessReading, proc_id: ProcId) -> Moment {
+    /// What is known of a process on a device at the moment of a reading.
+    pub(super) fn moment(
+        &self,
+        reading: &Reading,
+        process: &ProcessReading,
+        proc_id: ProcId,
+    ) -> Moment {
         let uuid = reading.gpu_uuid.as_str();
         let ordinal = self.opening.devices.ordinal_of(proc_id, uuid);
         let key = ordinal.map(|ordinal| TensorKey { tgid: process.pid, ordinal: ordinal as u32 });

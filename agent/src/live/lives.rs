@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use agent_common::life::RawLife;
 use ledger::{call::ProcId, rows::ProcessRow};
 
+use super::ranks::Communicator;
 use crate::host::{Identity, text};
 
 /// Nanoseconds of a clock tick of `/proc/PID/stat` (`USER_HZ` is 100 on every architecture that we
@@ -35,6 +36,8 @@ pub(super) struct Life {
     pub late: bool,
     /// It has counted its devices (`cuInit`), and its numbers for them are settled.
     pub counted_devices: bool,
+    /// The largest communicator that its program was seen to join.
+    pub communicator: Option<Communicator>,
     /// When its probes were in place, epoch nanoseconds.
     pub attached_ns: Option<i64>,
     /// How much is recorded of its tensors, where that is less than of the others'.
@@ -97,6 +100,7 @@ impl Lives {
                 row: None,
                 late: false,
                 counted_devices: false,
+                communicator: None,
                 attached_ns: None,
                 detail: None,
                 missing: false,
@@ -129,6 +133,11 @@ impl Lives {
     /// The latest life of `tgid` that has not ended.
     pub(super) fn current(&mut self, tgid: u32) -> Option<&mut Life> {
         self.lives.get_mut(&tgid)?.last_mut().filter(|life| life.ended_ns.is_none())
+    }
+
+    /// The latest life of `tgid` that made a traced call, whether it has ended or not.
+    pub(super) fn latest(&self, tgid: u32) -> Option<&Life> {
+        self.lives.get(&tgid)?.iter().rev().find(|life| life.row.is_some())
     }
 
     /// A life by its key.

@@ -11,10 +11,13 @@
 pub mod books;
 mod brake;
 mod breakdown;
+mod bystanders;
 mod devices;
 mod lives;
+mod oom;
 mod polled;
 mod processes;
+mod ranks;
 pub mod reader;
 mod readings;
 mod session;

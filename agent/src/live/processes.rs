@@ -145,6 +145,9 @@ impl Books {
         // The ledger forgets a process that ended.
         known.from_start |= from_start;
         let mut row = known.clone();
+        if let Some(communicator) = life.communicator {
+            communicator.fill_in(&mut row);
+        }
         row.attached_ns = life.attached_ns;
         row.ts_ns = crate::clock::epoch_ns();
         life.detail.unwrap_or(self.opening.detail).clone_into(&mut row.detail);
@@ -191,6 +194,7 @@ impl Books {
     pub(super) fn meet_again(&mut self, tgid: u32, proc_id: ProcId) {
         let identity = self.identity(tgid, proc_id);
         let Some(life) = self.lives.by_id(proc_id) else { return };
+        life.communicator = None;
         let Some(row) = life.row.as_mut() else {
             life.early = identity;
             return;
@@ -231,6 +235,7 @@ impl Books {
             row.exit_code = (!life.end_untold).then(|| shell_code(exit_code));
             self.write_process(proc_id);
         }
+        self.end_refusals(proc_id.0);
         self.write_losses();
         self.brake.forget(tgid);
         self.polled.forget(tgid, self.opening.anchor.boot(ts_ns));

@@ -1,7 +1,7 @@
 //! NVML's figures, each held against the account of the same moment.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
 };
 
@@ -13,8 +13,14 @@ use ledger::{
 use super::{
     books::Books,
     breakdown::{TorchNow, TorchReader},
+    bystanders::state_of,
+    polled::Polled,
+    stacks::Stacks,
 };
-use crate::nvml::{ProcessReading, Sample};
+use crate::{
+    host::Stat,
+    nvml::{ProcessReading, Sample},
+};
 
 /// Readings that wait for the account to reach their time.
 const MAX_WAITING: usize = 4096;
@@ -47,6 +53,8 @@ pub(super) struct Readings {
     listed: HashMap<ProcId, HashMap<String, bool>>,
     probes: HashMap<String, (i32, i32)>,
     torch: TorchReader,
+    /// NVML's last list of each device.
+    lists: HashMap<String, Vec<ProcessReading>>,
 }
 
 impl Readings {
@@ -65,6 +73,24 @@ impl Readings {
     /// What NVML charged to a process when it was attached to; `None` for one seen from its start.
     pub(super) fn baseline(&self, proc_id: ProcId, uuid: &str) -> Option<i64> {
         self.baselines.get(&(proc_id, uuid.to_owned())).copied()
+    }
+
+    /// `PyTorch`'s allocators as they are now.
+    pub(super) fn torch_now(&mut self, polled: &Polled, stacks: &Stacks) -> Arc<TorchNow> {
+        self.torch.now(polled, stacks)
+    }
+
+    fn keep_list(&mut self, uuid: &str, processes: &[ProcessReading]) {
+        self.lists.insert(uuid.to_owned(), processes.to_vec());
+    }
+
+    /// The processes of NVML's last list of a device.
+    pub(super) fn listed_on(&self, uuid: &str) -> Option<&[ProcessReading]> {
+        self.lists.get(uuid).map(Vec::as_slice)
+    }
+
+    fn listed_pids(&self) -> HashSet<u32> {
+        self.lists.values().flatten().map(|process| process.pid).collect()
     }
 
     /// A library was probed.
@@ -97,7 +123,7 @@ impl Books {
                 let Some(gpu) = self.opening.devices.gpus().get(slot) else { return };
                 let gpu_uuid = gpu.uuid.clone();
                 if self.readings.waiting.len() < MAX_WAITING {
-                    let torch = self.readings.torch.now(&self.polled, &self.stacks);
+                    let torch = self.readings.torch_now(&self.polled, &self.stacks);
                     let key = (ts_ns, gpu_uuid.clone());
                     let reading = Reading {
                         ts_ns,
@@ -144,11 +170,19 @@ impl Books {
         let Some(processes) = reading.processes.as_deref() else { return };
         self.set_baselines(reading, processes, after);
         self.write_device(reading, processes);
+        self.readings.keep_list(&reading.gpu_uuid, processes);
+        self.bystanders.keep(&self.readings.listed_pids());
         for process in processes {
-            let Some(proc_id) = self.whose(process.pid, reading.ts_ns) else { continue };
+            let stat = self.opening.host.stat(process.pid);
+            let Some(proc_id) = self.whose(process.pid, reading.ts_ns) else {
+                self.bystander(reading, process, stat.as_ref());
+                continue;
+            };
+            self.look_after(process, proc_id, stat.as_ref());
             let steady = before.get(&proc_id.0) == after.get(&proc_id.0);
             let live = after.get(&proc_id.0).copied().unwrap_or(0);
-            self.write_sample(reading, process, proc_id, steady.then_some(live));
+            let live = steady.then_some(live);
+            self.write_sample(reading, process, proc_id, (stat.as_ref(), live));
             if steady {
                 self.write_breakdown(reading, process, proc_id);
             }
@@ -232,9 +266,8 @@ impl Books {
         reading: &Reading,
         process: &ProcessReading,
         proc_id: ProcId,
-        live_device_bytes: Option<i64>,
+        (stat, live_device_bytes): (Option<&Stat>, Option<i64>),
     ) {
-        let usage = self.opening.host.process_usage(process.pid);
         self.add(ProcessSampleRow {
             ts_ns: reading.ts_ns,
             proc_id: proc_id.0,
@@ -243,8 +276,9 @@ impl Books {
             gpu_uuid: Some(reading.gpu_uuid.clone()),
             nvml_used_bytes: process.used_bytes.map(|bytes| bytes as i64),
             live_device_bytes,
-            cpu_ns: usage.map(|usage| usage.cpu_ns),
-            rss_bytes: usage.map(|usage| usage.rss_bytes),
+            cpu_ns: stat.map(|stat| stat.usage.cpu_ns),
+            rss_bytes: stat.map(|stat| stat.usage.rss_bytes),
+            state: Some(state_of(stat)),
             ..ProcessSampleRow::default()
         });
     }

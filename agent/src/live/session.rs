@@ -462,7 +462,7 @@ struct Examining {
 
 /// What is probed.
 fn libraries(options: &Options) -> Vec<Library> {
-    let mut libraries = vec![Library::Cuda];
+    let mut libraries = vec![Library::Cuda, Library::Nccl];
     if options.detail != Detail::Off {
         libraries.extend([Library::C10, Library::TorchCpu]);
     }

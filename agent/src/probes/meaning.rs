@@ -23,7 +23,8 @@ pub enum Size {
     Pitch(Out, Arg),
 }
 
-/// A structure behind an argument, by the words that matter of it. Offsets are from `cuda.h`.
+/// A structure behind an argument, by the words that matter of it. Offsets are from `cuda.h`, and
+/// `nccl.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Struct {
     /// `CUmemAllocationProp`, `CUmemPoolProps`: the location.
@@ -58,6 +59,11 @@ pub enum Struct {
     Multicast,
     /// A 64-bit value that the caller gives.
     Given,
+    /// The beginning of an `ncclUniqueId`: a random number and the address of the root are in it, the
+    /// rest of its 128 bytes is 0.
+    UniqueId,
+    /// The same, passed by value.
+    UniqueIdByValue,
 }
 
 impl Struct {
@@ -71,7 +77,9 @@ impl Struct {
             Self::Deep => &[0, 8, 16, 24, 32],
             Self::FlatV1 => &[0, 8],
             Self::DeepV1 => &[0, 8, 16],
-            Self::IpcHandle | Self::IpcHandleByValue => &[0, 8, 16, 24, 32, 40, 48, 56],
+            Self::IpcHandle | Self::IpcHandleByValue | Self::UniqueId | Self::UniqueIdByValue => {
+                &[0, 8, 16, 24, 32, 40, 48, 56]
+            }
             Self::AllocNode => &[8, 104, 112],
             Self::Node => &[0, 16, 24, 120, 128],
             Self::ExternalHandle => &[24],
@@ -96,7 +104,7 @@ impl Struct {
         }
         Structure {
             arg: arg.0,
-            by_value: u8::from(self == Self::IpcHandleByValue),
+            by_value: u8::from(matches!(self, Self::IpcHandleByValue | Self::UniqueIdByValue)),
             words: self.offsets().len() as u8,
             pad: 0,
             offsets,
@@ -261,8 +269,13 @@ pub enum Meaning {
     DeviceByBusId(Out, Arg),
     /// `PyTorch`'s block reporter, folded into totals in the kernel.
     TensorUsage,
+    /// `PyTorch` is about to throw `OutOfMemoryError`: bytes asked for, allocated, reserved, device.
+    TorchOom,
     /// Autograd begins a backward pass.
     Backward,
+    /// The process takes part in a communicator: its ranks, which of them, what stands for it on all of
+    /// them, and in which argument.
+    CommInit(Arg, Arg, Struct, Arg),
     /// A function of the runtime, the label of what it calls.
     Label,
 }
@@ -286,6 +299,7 @@ impl Meaning {
             Self::MulticastCreate(_, at) => (Struct::Multicast, at),
             Self::DeviceUuid(at, _) => (Struct::Uuid, at),
             Self::DeviceBusId(at, _) | Self::DeviceByBusId(_, at) => (Struct::BusId, at),
+            Self::CommInit(_, _, id, at) => (id, at),
             _ => return None,
         })
     }
@@ -335,6 +349,7 @@ impl Meaning {
             | Self::MulticastBind(_, Arg(last))
             | Self::MulticastUnbind(_, Arg(last))
             | Self::GraphFree(Arg(last)) => last > 2,
+            Self::TorchOom => true,
             _ => false,
         }
     }
@@ -361,7 +376,7 @@ impl Meaning {
         )
     }
 
-    /// Who calls it is worth a stack: it takes memory, or makes a context.
+    /// Who calls it is worth a stack: it takes memory, or would have, or makes a context.
     pub const fn takes_stack(self) -> bool {
         matches!(
             self,
@@ -385,6 +400,7 @@ impl Meaning {
                 | Self::PrimaryRetain(..)
                 | Self::GreenCreate(..)
                 | Self::CtxLimit(..)
+                | Self::TorchOom
         )
     }
 }

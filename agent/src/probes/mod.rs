@@ -28,6 +28,8 @@ pub enum Library {
     C10,
     /// `PyTorch`'s operators and autograd, `libtorch_cpu.so`.
     TorchCpu,
+    /// NVIDIA's collective communication, `libnccl.so.*`: who is which rank.
+    Nccl,
 }
 
 impl Library {
@@ -39,6 +41,7 @@ impl Library {
         match name {
             _ if is("libcuda.so") => Some(Self::Cuda),
             _ if is("libcudart.so") => Some(Self::Cudart),
+            _ if is("libnccl.so") => Some(Self::Nccl),
             "libc10.so" => Some(Self::C10),
             "libtorch_cpu.so" => Some(Self::TorchCpu),
             _ => None,
@@ -52,6 +55,7 @@ impl Library {
             Self::Cudart => "libcudart",
             Self::C10 => "libc10",
             Self::TorchCpu => "libtorch_cpu",
+            Self::Nccl => "libnccl",
         }
     }
 }
@@ -76,7 +80,7 @@ impl Probe {
     /// What the log calls it.
     pub const fn api(&self) -> &'static str {
         match self.meaning {
-            Meaning::TensorUsage => "c10",
+            Meaning::TensorUsage | Meaning::TorchOom => "c10",
             _ => self.symbol,
         }
     }
@@ -95,6 +99,7 @@ impl Probe {
             Meaning::TensorUsage => Kind::Tensor,
             Meaning::Backward => Kind::Backward,
             Meaning::Label => Kind::Runtime,
+            Meaning::TorchOom | Meaning::CommInit(..) => Kind::Note,
             _ => Kind::Call,
         }
     }
@@ -183,6 +188,8 @@ mod tests {
             ("libcudadebugger.so.1", None),
             ("libc10.so", Some(Library::C10)),
             ("libc10_cuda.so", None),
+            ("libnccl.so.2", Some(Library::Nccl)),
+            ("libnccl-net.so", None),
         ] {
             assert_eq!(Library::of_file_name(name), library, "{name}");
         }

@@ -1,6 +1,6 @@
 //! THE TABLE: every traced function is one row.
 //!
-//! Argument positions are from NVIDIA's `cuda.h` (11.8 to 13.x) and `PyTorch`'s
+//! Argument positions are from NVIDIA's `cuda.h` (11.8 to 13.x) and `nccl.h` (2.x), and `PyTorch`'s
 //! `c10/core/Allocator.h`, counted from 0. Functions that only move managed memory, ask, launch or
 //! copy are not traced: they neither take nor give memory, and some are called a million times.
 
@@ -25,6 +25,12 @@ const fn v1(narrow: u8, symbol: &'static str, meaning: Meaning) -> Probe {
     Probe { symbol, library: Library::Cuda, meaning, narrow }
 }
 
+/// A function of NCCL that makes a communicator: [`Meaning::CommInit`]. (`pnccl*` are other names of the
+/// same functions.)
+const fn comm(symbol: &'static str, rank: Arg, id: Struct, at: Arg) -> Probe {
+    probe(Library::Nccl, symbol, Meaning::CommInit(Arg(1), rank, id, at))
+}
+
 const fn label(symbol: &'static str) -> Probe {
     probe(Library::Cudart, symbol, Meaning::Label)
 }
@@ -36,6 +42,10 @@ const fn alloc(level: ledger::call::Level, out: Out, size: Arg) -> Meaning {
 const FREE: Meaning = Meaning::Free(Arg(0), Space::Device);
 const PITCHED: Meaning = Meaning::Alloc(Device, Out(0), Size::Pitch(Out(1), Arg(3)));
 const FROM_POOL: Meaning = Meaning::PoolAlloc(Out(0), Arg(1), Arg(2));
+
+/// The argument after [`Struct::UniqueIdByValue`], which takes up no register (System V ABI for x86-64),
+/// or one that points to it (AAPCS64).
+const AFTER_ID: Arg = Arg(if cfg!(target_arch = "x86_64") { 2 } else { 3 });
 
 /// Every traced function; a row's number is its place here.
 pub const PROBES: &[Probe] = &[
@@ -194,7 +204,13 @@ pub const PROBES: &[Probe] = &[
         "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE",
         Meaning::TensorUsage,
     ),
+    probe(Library::C10, "_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE", Meaning::TorchOom),
     probe(Library::TorchCpu, "_ZN5torch8autograd6Engine7executeE*", Meaning::Backward),
+    // NCCL. Of its other ways to a communicator, `ncclCommInitAll` is a process by itself, and those that
+    // begin with a communicator make no larger one.
+    comm("ncclCommInitRank", AFTER_ID, Struct::UniqueIdByValue, Arg(2)),
+    comm("ncclCommInitRankConfig", AFTER_ID, Struct::UniqueIdByValue, Arg(2)),
+    comm("ncclCommInitRankScalable", Arg(2), Struct::UniqueId, Arg(4)),
     // The runtime: labels only, where they are asked for. Each of these ends in a driver call above.
     label("cudaMalloc"),
     label("cudaFree"),

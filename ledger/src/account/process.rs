@@ -94,6 +94,10 @@ impl Process {
     /// Notes what a call says of how early the process is seen.
     pub(super) fn note(&mut self, call: &Call) {
         self.who.tgid = call.tgid;
+        if matches!(call.action, Action::CommInit { .. }) {
+            // No call of the driver: NCCL makes the first one only then.
+            return;
+        }
         if call.action == Action::Init {
             if call.result != 0 {
                 return;
@@ -125,9 +129,7 @@ impl Account {
             || self.apply_shared(desk, call)
             || self.apply_graph(desk, call)
             || self.apply_context(desk, call);
-        // The others say which GPU an ordinal is, which needs NVML's answer too:
-        // `Ledger::set_device`.
-        debug_assert!(done || says_device(&call.action), "{call:?}");
+        debug_assert!(done || changes_nothing(&call.action), "{call:?}");
     }
 
     /// False: another kind of call.
@@ -417,9 +419,12 @@ pub(super) fn new_block(
     }
 }
 
-fn says_device(action: &Action) -> bool {
-    use Action::{DeviceBusId, DeviceUuid, Init, Nothing};
-    matches!(action, Init | DeviceUuid { .. } | DeviceBusId { .. } | Nothing)
+/// What has no row, and moves no bytes. Which GPU an ordinal is needs NVML's answer, too:
+/// `Ledger::set_device`.
+fn changes_nothing(action: &Action) -> bool {
+    use Action::{CommInit, DeviceBusId, DeviceUuid, Init, Nothing, TorchOom};
+    let says_device = matches!(action, Init | DeviceUuid { .. } | DeviceBusId { .. });
+    says_device || matches!(action, Nothing | TorchOom { .. } | CommInit { .. })
 }
 
 /// `CU_LIMIT_MALLOC_HEAP_SIZE` (`cuda.h`): it and the limits before it are sizes.

@@ -365,6 +365,26 @@ pub enum Action {
     CtxPop,
     /// Changes nothing in the account.
     Nothing,
+    /// `PyTorch` is about to throw `OutOfMemoryError`, after it gave back what it could.
+    TorchOom {
+        /// Bytes asked for, as `PyTorch` rounds them.
+        size_bytes: u64,
+        /// `torch.cuda.memory_allocated()` of the device.
+        allocated_bytes: u64,
+        /// `torch.cuda.memory_reserved()` of it.
+        reserved_bytes: u64,
+        /// The device's number in the process.
+        ordinal: i32,
+    },
+    /// `ncclCommInitRank` and its kin: the process takes part in a communicator.
+    CommInit {
+        /// Which of its ranks the process is.
+        rank: i32,
+        /// Its ranks.
+        size: i32,
+        /// What stands for it on all of them; `None`: not known.
+        key: Option<u64>,
+    },
     /// `cuInit`: the process becomes a CUDA process. Seen from the first one, nothing was missed.
     Init,
     /// `cuDeviceGetUuid*`: the process's own ordinal -> UUID map.

@@ -18,7 +18,7 @@ impl Breakdown {
         let has = |category: &str| rows.iter().any(|row| row.category == category);
         let (sum, parts) = match () {
             () if has("device_used") => ("device_used", &DEVICE_PARTS[..]),
-            () if has("rounding") => ("nvml_used", &PARTS[..]),
+            () if has("rounding") || has("not_traced") => ("nvml_used", &PARTS[..]),
             () => ("nvml_used", &FIRST_PARTS[..]),
         };
         let sum = rows.iter().find(|row| row.category == sum)?;

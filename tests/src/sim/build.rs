@@ -113,6 +113,11 @@ const LIBRARIES: &[Library] = &[
         sources: &["torch.c"],
         flags: &["-l:libc10_cuda.so", "-Wl,-rpath,$ORIGIN"],
     },
+    Library {
+        soname: "libnccl.so.2",
+        sources: &["nccl.c"],
+        flags: &["-s", "-l:libcudart.so.12", "-Wl,-rpath,$ORIGIN"],
+    },
 ];
 
 /// A program: its name, its sources, and what it is linked with.
@@ -151,6 +156,11 @@ const PROGRAMS: &[(&str, &str, &[&str])] = &[
     ),
     ("patcher", "patcher.c", &["-l:libcuda.so.1"]),
     ("proc_address", "proc_address.c", &["-Wl,--no-as-needed", "-l:libcuda.so.1", "-ldl"]),
+    (
+        "ranks",
+        "ranks.c",
+        &["-l:libnccl.so.2", "-Wl,--no-as-needed", "-l:libcuda.so.1", "-Wl,--as-needed"],
+    ),
     ("runtime_shared", "runtime.c", &["-l:libcudart.so.12"]),
     ("runtime_static", "runtime.c", &["-l:libcudart_static.a", "-ldl"]),
     ("share", "share.c", &["-l:libcuda.so.1"]),

@@ -35,7 +35,7 @@ const PROGRAM_SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/programs");
 #[derive(Clone, Debug)]
 pub struct Sim {
     /// Holds `libcuda.so.1`, `libcudart.so.12`, `libcudart_static.a`, `libnvidia-ml.so.1`,
-    /// `libc10.so`, `libc10_cuda.so` and `libtorch_cpu.so`.
+    /// `libc10.so`, `libc10_cuda.so`, `libtorch_cpu.so` and `libnccl.so.2`.
     pub lib_dir: PathBuf,
     /// Holds another version of `libcuda.so.1`, with its functions in other places.
     pub other_dir: PathBuf,

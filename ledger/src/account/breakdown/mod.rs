@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use self::residual::{Parts, Residual, Rest};
 pub use self::{
     holding::{Holding, TORCH_CACHE},
-    rows::{DEVICE_PARTS, DeviceMoment, PARTS},
+    rows::{DEVICE_PARTS, DeviceMoment, PARTS, whole},
     split::{Split, Tensor},
 };
 use crate::{

@@ -7,7 +7,7 @@ use crate::{
 };
 
 /// Categories that add up to `nvml_used`, in the order in which they are read.
-pub const PARTS: [&str; 12] = [
+pub const PARTS: [&str; 13] = [
     "tensors",
     "reusable",
     "returnable",
@@ -19,6 +19,7 @@ pub const PARTS: [&str; 12] = [
     "modules",
     "rounding",
     "before_attach",
+    "not_traced",
     "unexplained",
 ];
 
@@ -132,6 +133,14 @@ fn beside_rows(out: &mut Writer<'_>, moment: &Moment) {
         out.add("torch_allocated", torch.allocated_bytes, false);
         out.add("torch_reserved", torch.reserved_bytes, false);
     }
+}
+
+/// The rows of a process of which NVML alone tells.
+pub fn whole(proc_id: ProcId, gpu_uuid: &str, ts_ns: i64, bytes: i64) -> Vec<BreakdownRow> {
+    let mut out = Writer { proc_id: proc_id.0, gpu_uuid, ts_ns, rows: Vec::with_capacity(2) };
+    out.add("nvml_used", bytes, false);
+    out.add("not_traced", bytes, false);
+    out.rows
 }
 
 /// A device at one moment, as NVML tells it.

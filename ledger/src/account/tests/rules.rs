@@ -87,6 +87,18 @@ fn init_says_seen_from_the_start_only_as_the_first() {
 }
 
 #[test]
+fn what_is_no_call_of_the_driver_has_no_row_and_touches_nothing() {
+    let mut bench = Bench::default();
+    let ordinal = 0;
+    let refused =
+        Action::TorchOom { size_bytes: 9, allocated_bytes: 5, reserved_bytes: 7, ordinal };
+    bench.run(&[Action::CommInit { rank: 0, size: 2, key: Some(1) }, Action::Init, refused]);
+    assert!(bench.rows.is_empty() && bench.ledger.from_start(PROC));
+    bench.ledger.finish();
+    assert_eq!(bench.losses(), []);
+}
+
+#[test]
 fn one_free_fits_all_device_levels_and_host_stays_apart() {
     for level in [Level::Device, Level::Pool, Level::Managed, Level::Imported] {
         let mut bench = Bench::default();

@@ -199,10 +199,12 @@ impl Collector {
         self.span.see(row.ts_ns);
         match (row.kind.as_str(), row.proc_id) {
             ("late_attach", Some(proc_id)) => self.facts(proc_id, row.ts_ns).late = true,
-            ("warning" | "clock" | "brake", _) if self.warnings.len() < MAX_WARNINGS => {
+            ("warning" | "clock" | "brake" | "after_death", _)
+                if self.warnings.len() < MAX_WARNINGS =>
+            {
                 self.warnings.push(row);
             }
-            ("warning" | "clock" | "brake", _) => self.more_warnings += 1,
+            ("warning" | "clock" | "brake" | "after_death", _) => self.more_warnings += 1,
             ("deleted", _) => self.deleted.see(&row),
             _ => {}
         }
