@@ -26,12 +26,14 @@ const FOLDER: &str = "kernels";
 const PATIENCE: Duration = Duration::from_mins(45);
 
 /// Tests that are run in each machine: those of a file, and what of it is left out.
-const TESTS: [(&str, &[&str]); 9] = [
+const TESTS: [(&str, &[&str]); 11] = [
     ("kernels", &[]),
     // Two million calls: more than an emulated processor makes in the time that a test has.
     ("order", &["sixty_four_threads_race"]),
     ("rows", &[]),
     ("totals", &[]),
+    ("oom", &[]),
+    ("ranks", &[]),
     // These want a child's probes 200 ms after its fork: single links on such a processor take more.
     ("life", &["a_child_that_executes", "a_child_that_was_forked_before", "executed_by_a_thread"]),
     ("attach", &[]),
