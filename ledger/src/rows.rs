@@ -429,7 +429,7 @@ table! {
         process_live_bytes: Option<i64>,
         /// Memory in use on the device by NVML's last reading.
         device_used_bytes: Option<i64>,
-        /// Memory of the device in all.
+        /// Memory of the device that programs can have: all, less what the driver reserves.
         device_total_bytes: Option<i64>,
         /// PyTorch's allocated bytes.
         torch_allocated_bytes: Option<i64>,

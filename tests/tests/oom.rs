@@ -128,7 +128,7 @@ fn what_there_was_not_enough_of_is_told() {
         "own 209715200".to_owned(),
         format!("refused-own {}", 1_i64 << 42),
         format!("refused-host {huge}"),
-        format!("refused-addresses {huge}"),
+        format!("refused-addresses {}", 1_i64 << 60),
         "refused-own 838860800".to_owned(),
     ];
     let refused = refused(&device, &orders);
@@ -160,7 +160,8 @@ fn a_refusal_after_which_the_cache_was_given_back_went_well() {
     let [oom] = &refused.ooms[..] else { panic!("{:?}", refused.ooms) };
     assert_eq!((oom.outcome.as_deref(), oom.size_bytes), (Some("retried"), Some(450 * MIB)));
     let held = refused.held(oom, refused.pid);
-    assert_eq!((held["returnable"], held.get("tensors")), (400 * MIB, None));
+    // By the time of the look PyTorch had gone on: how much of the cache was in use is not known.
+    assert_eq!((held["cached"], held.get("tensors")), (400 * MIB, None));
     refused.says("RETRY pid");
     refused.says("and had it at the next try.");
     assert!(!refused.report.contains("OOM  "), "{}", refused.report);

@@ -92,6 +92,20 @@ impl TorchNow {
         Arc::new(Self { totals, blocks: None })
     }
 
+    /// The same, without those that have handed out or taken back blocks since a moment: of that
+    /// moment nothing is known of them.
+    pub(super) fn as_of(&self, boot_ns: u64) -> Arc<Self> {
+        let still =
+            |key: &TensorKey| self.totals.get(key).is_some_and(|totals| totals.last_ns <= boot_ns);
+        let totals = self.totals.iter().filter(|(key, _)| still(key));
+        let totals = totals.map(|(key, totals)| (*key, *totals)).collect();
+        let blocks = self.blocks.as_ref().map(|blocks| {
+            let blocks = blocks.iter().filter(|(key, _)| still(key));
+            blocks.map(|(key, tensors)| (*key, tensors.clone())).collect()
+        });
+        Arc::new(Self { totals, blocks })
+    }
+
     fn totals(&self, key: TensorKey) -> Option<Torch> {
         self.totals.get(&key).map(|totals| Torch {
             allocated_bytes: totals.allocated_bytes as i64,

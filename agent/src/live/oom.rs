@@ -15,9 +15,11 @@ use crate::nvml::ProcessReading;
 const OUT_OF_MEMORY: i32 = 2;
 /// So long after a refusal the same thread may try again, or PyTorch give up, because of it.
 const DECIDED_NS: i64 = 1_000_000_000;
-/// Refusals of a process whose moments are kept in full: a loop that is refused again and again
-/// would fill the log.
+/// The moment of a refusal of one size is kept in full at most so often: a loop that is refused again
+/// and again would fill the log.
 const FULL_NS: i64 = 1_000_000_000;
+/// Sizes that are remembered for that.
+const MAX_SIZES: usize = 1024;
 /// Refusals of one thread that wait to be decided.
 const MAX_WAITING: usize = 64;
 
@@ -25,15 +27,18 @@ const MAX_WAITING: usize = 64;
 #[derive(Debug, Default)]
 pub(super) struct Refusals {
     waiting: HashMap<(i64, i32), Vec<OomRow>>,
-    /// When the moment of a refusal of a process was last kept.
-    kept_ns: HashMap<i64, i64>,
+    /// When the moment of a refusal was last kept, by process, function and size.
+    kept_ns: HashMap<Kind, i64>,
 }
+
+/// Refusals that are alike: process, function, size.
+type Kind = (i64, String, Option<i64>);
 
 impl Refusals {
     /// Forgets an ended process.
     fn forget(&mut self, proc_id: i64) {
         self.waiting.retain(|(of, _), _| *of != proc_id);
-        self.kept_ns.remove(&proc_id);
+        self.kept_ns.retain(|(of, ..), _| *of != proc_id);
     }
 }
 
@@ -105,8 +110,6 @@ impl Books {
             memory: Some("device".to_owned()),
             ..self.held(call.proc_id.0, call.tgid, gpu_uuid)
         };
-        // The driver's refusal a moment ago is not the end of the story.
-        self.refusals.kept_ns.remove(&oom.proc_id);
         self.keep_moment(&oom);
         self.decided(oom, "raised");
     }
@@ -159,11 +162,15 @@ impl Books {
     /// what only NVML tells as of its last reading.
     fn keep_moment(&mut self, oom: &OomRow) {
         let Some(uuid) = oom.gpu_uuid.clone() else { return };
-        let last_ns = self.refusals.kept_ns.get(&oom.proc_id);
-        if last_ns.is_some_and(|last_ns| oom.ts_ns - last_ns < FULL_NS) {
+        let kind = (oom.proc_id, oom.api.clone(), oom.size_bytes);
+        let kept_ns = &mut self.refusals.kept_ns;
+        if kept_ns.get(&kind).is_some_and(|last_ns| oom.ts_ns - last_ns < FULL_NS) {
             return;
         }
-        self.refusals.kept_ns.insert(oom.proc_id, oom.ts_ns);
+        if kept_ns.len() >= MAX_SIZES {
+            kept_ns.clear();
+        }
+        kept_ns.insert(kind, oom.ts_ns);
         let listed = self.readings.listed_on(&uuid).unwrap_or_default().to_vec();
         let reading = Reading {
             ts_ns: oom.ts_ns,
@@ -184,7 +191,7 @@ impl Books {
         let (Some(allocated), Some(reserved), "c10") =
             (oom.torch_allocated_bytes, oom.torch_reserved_bytes, oom.api.as_str())
         else {
-            return now;
+            return now.as_of(self.opening.anchor.boot(oom.ts_ns));
         };
         let (proc_id, uuid) = (ProcId(oom.proc_id), oom.gpu_uuid.as_deref().unwrap_or_default());
         let ordinal = self.opening.devices.ordinal_of(proc_id, uuid);

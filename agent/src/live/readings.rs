@@ -65,9 +65,11 @@ impl Readings {
         (reading.ts_ns + reading.read_ns <= until_ns).then(|| first.remove())
     }
 
-    /// Used and total bytes of a device by its last sample.
+    /// Used bytes of a device by its last sample, and those that programs can have in all.
     pub(super) fn device(&self, uuid: &str) -> Option<(Option<i64>, Option<i64>)> {
-        self.devices.get(uuid).map(|row| (row.used_bytes, row.total_bytes))
+        let row = self.devices.get(uuid)?;
+        let usable = row.total_bytes.map(|total| total - row.reserved_bytes.unwrap_or(0));
+        Some((row.used_bytes, usable))
     }
 
     /// What NVML charged to a process when it was attached to; `None` for one seen from its start.

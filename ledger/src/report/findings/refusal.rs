@@ -153,10 +153,12 @@ impl Refusal {
         own.map(|holder| &holder.breakdown)
     }
 
-    /// Free bytes of the device.
+    /// Free bytes of the device: NVML's reading is from before, the account is of that moment.
     fn free_bytes(&self) -> Option<i64> {
         let (total, used) = self.device_total_bytes.zip(self.device_used_bytes)?;
-        Some(total.saturating_sub(used).max(0))
+        let held = self.holders.iter().map(|holder| holder.breakdown.nvml_used_bytes);
+        let held = held.fold(0, i64::saturating_add);
+        Some(total.saturating_sub(used.max(held)).max(0))
     }
 }
 
@@ -338,7 +340,8 @@ fn why(model: &Model, row: &OomRow, refusal: &Refusal) -> String {
                        the process is limited to less";
         return format!("although {then} by NVML's last reading ({reasons}){held}");
     }
-    format!("{then} by NVML's last reading{held}")
+    let by = if refusal.holders.is_empty() { " by NVML's last reading" } else { "" };
+    format!("{then}{by}{held}")
 }
 
 /// The reason in words, where the figures do not say it already.
