@@ -32,7 +32,9 @@ pub(super) fn of_process(
     page.field(4, "NVML used", Style::Plain, &sum);
     for (index, part) in breakdown.parts.iter().enumerate() {
         let category = part.category.as_str();
-        if category == "library" || LAST.contains(&category) {
+        // PyTorch's tensors are told even where there are none; what is nothing else is left out.
+        let is_nothing = part.bytes == 0 && category != "tensors";
+        if category == "library" || is_nothing || LAST.contains(&category) {
             continue;
         }
         let (label, note) = explained(clock, part, share.torch.as_ref());
