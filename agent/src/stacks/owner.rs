@@ -25,6 +25,8 @@ const SYSTEM: [&str; 14] = [
 ];
 /// `PyTorch`'s own libraries but for its cache: whoever calls them is the owner, if there is one.
 const FRAMEWORK: [&str; 5] = ["libtorch", "libc10.", "libshm.", "libcaffe2", "_C."];
+/// The owner of what a Python program asks CUDA for itself.
+const PYTHON: &str = "python";
 /// What marks the name of an extension module of Python.
 const EXTENSION: [&str; 2] = [".cpython-", ".abi3."];
 
@@ -38,7 +40,9 @@ pub(super) fn library(frames: &[Frame]) -> Option<String> {
             _ => None,
         })
     };
-    owner(paths()).map(name)
+    // Frames of the interpreter itself have given way to those of the code that it runs.
+    let python = || frames.iter().any(|frame| matches!(frame, Frame::Python { .. }));
+    owner(paths()).map(name).or_else(|| python().then(|| PYTHON.to_owned()))
 }
 
 fn owner<'a>(paths: impl Iterator<Item = &'a Path>) -> Option<&'a Path> {
@@ -69,7 +73,7 @@ fn name(path: &Path) -> String {
         return package;
     }
     if is_interpreter(&file) {
-        return "python".to_owned();
+        return PYTHON.to_owned();
     }
     let end = EXTENSION.iter().chain(&[".so"]).filter_map(|mark| file.find(mark)).min();
     file[..end.unwrap_or(file.len())].trim_end_matches(" (deleted)").to_owned()
@@ -130,5 +134,7 @@ mod tests {
         assert_eq!(owned_by(&["/usr/lib/libcuda.so.1", "/lib/libc.so.6"]), None);
         assert_eq!(owned_by(&[]), None);
         assert_eq!(library(&[Frame::Jit, Frame::Unknown]), None);
+        let python = Frame::Python { function: "f".into(), file: "a.py".into(), line: None };
+        assert_eq!(library(&[Frame::Unknown, python]).as_deref(), Some("python"));
     }
 }
