@@ -9,6 +9,7 @@ from checks import vmm  # noqa: F401
 from checks import rows  # noqa: F401
 from checks import steps  # noqa: F401
 from checks import breakdown  # noqa: F401
+from checks import oom  # noqa: F401
 from checks import cost  # noqa: F401
 from checks import training  # noqa: F401
 from checks import ddp  # noqa: F401

@@ -1,10 +1,14 @@
-"""Breakdown: the parts add up to NVML's figure exactly; what is unexplained is told."""
+"""Breakdown: the parts add up to NVML's figure exactly; what is unexplained is told, and little."""
 
 import pandas as pd
 
-from checks import segments, w1
+from checks import segments, steps, w1
 from harness.log import breakdown_sums
 from harness.registry import check
+
+MIB = 1 << 20
+# What may be unexplained of a process: 2 % of what NVML charges, or this.
+ALLOWED = 16 * MIB
 
 
 @check(
@@ -55,3 +59,80 @@ def look_at(outcome, name, recording, rows):
     outcome.figure(f"{name}: samples", len(sums))
     reading = log.table("device_samples").read_ns
     outcome.figure(f"{name}: ns of an NVML memory reading, median", int(reading.median()))
+
+
+# Programs, each with its environment: PyTorch with each of its allocators, and others.
+PROGRAMS = {
+    "gpt-native": (["gpt_train.py", "--steps", "400"], {}),
+    "gpt-expandable": (
+        ["gpt_train.py", "--steps", "400"],
+        {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+    ),
+    "gpt-async": (
+        ["gpt_train.py", "--steps", "400"],
+        {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"},
+    ),
+    "inference": (["grow_cache.py", "8"], {}),
+    "cupy": (["cupy_sites.py"], {}),
+    "jax": (["jax_sites.py"], {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}),
+}
+
+
+@check(
+    "closure",
+    "training, inference, CuPy, JAX: what is unexplained is at most 2 % or 16 MiB",
+    420,
+    packages=("cupy", "jax"),
+)
+def closure(context, outcome):
+    rows = []
+    for name, (command, env) in PROGRAMS.items():
+        recording = context.record(outcome, name, context.script(*command), env, timeout=120)
+        outcome.expect_equal(f"{name}: exit code", recording.code, 0)
+        closes(outcome, name, recording, rows)
+    outcome.table("samples after the warm-up", rows)
+
+
+def closes(outcome, name, recording, rows):
+    """Every sample after the warm-up (READY, or the first half) closes."""
+    table = recording.log.table("breakdown")
+    sums = breakdown_sums(table[table.proc_id != 0])
+    try:
+        ready_ns = recording.program.line_time_ns(r"^READY")
+    except RuntimeError:
+        ready_ns = sums.ts_ns.median()
+    after = sums[sums.ts_ns >= ready_ns]
+    outcome.expect(f"{name}: samples after the warm-up", len(after) >= 1, len(after))
+    outcome.expect_equal(f"{name}: sums that are off", int((sums.difference != 0).sum()), 0)
+    allowed = (after.nvml_used * 0.02).clip(lower=ALLOWED)
+    worst = after[after.unexplained.abs() > allowed]
+    outcome.expect(
+        f"{name}: unexplained",
+        worst.empty,
+        f"{len(worst)} of {len(after)} samples: {worst.tail(3).to_dict('records')}",
+    )
+    for sample in after.tail(1).itertuples():
+        parts = ["nvml_used", "tensors", "reusable", "returnable", "cached", "library", "pools"]
+        parts += ["context", "modules", "rounding", "unexplained"]
+        values = {part: getattr(sample, part, None) for part in parts}
+        mib = {k: None if pd.isna(v) else round(int(v) / MIB, 1) for k, v in values.items()}
+        rows.append({"program": name, **mib})
+
+
+@check("breakdown-steps", "the breakdown's tensors are PyTorch's between 100 steps", 100)
+def breakdown_steps(context, outcome):
+    recording = steps.record(context, outcome)
+    said = recording.said("STEP")
+    table = recording.log.table("breakdown")
+    tensors = table[(table.category == "tensors")].sort_values("ts_ns")
+    outcome.expect("samples", len(tensors) >= 40, len(tensors))
+    compared, wrong = 0, []
+    for sample in tensors.itertuples():
+        before = [step for step in said if step["ns"] < sample.ts_ns]
+        # A program that sleeps: from a step's word until half a second later nothing changes.
+        if before and sample.ts_ns - before[-1]["ns"] < 450_000_000:
+            compared += 1
+            if int(sample.bytes) != before[-1]["allocated"]:
+                wrong.append((before[-1]["step"], int(sample.bytes), before[-1]["allocated"]))
+    outcome.expect("samples between steps", compared >= 30, compared)
+    outcome.expect(f"{compared} samples equal PyTorch's total", not wrong, wrong[:5])

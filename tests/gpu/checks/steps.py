@@ -18,10 +18,15 @@ TOTALS = {
 }
 
 
+def record(context, outcome):
+    """The run, made once."""
+    command = context.script("torch_steps.py", str(STEPS))
+    return context.record(outcome, "torch-steps", command, timeout=105)
+
+
 @check("torch-steps", "100 steps: totals, peaks and segments equal PyTorch's at each", 110)
 def torch_steps(context, outcome):
-    command = context.script("torch_steps.py", str(STEPS))
-    recording = context.record(outcome, "torch-steps", command, timeout=105)
+    recording = record(context, outcome)
     output, log = recording.program.output, recording.log
     outcome.expect_equal("exit code", recording.code, 0)
     pid = int(recording.program.match(r"^PID (\d+)")[1])
