@@ -24,6 +24,11 @@ def block(mib):
     return torch.empty(mib * MIB, dtype=torch.uint8, device="cuda")
 
 
+def shape(mib):
+    """What `block` makes, for lines that are to be named themselves."""
+    return {"size": (mib * MIB,), "dtype": torch.uint8, "device": "cuda"}
+
+
 def free_mib():
     return torch.cuda.mem_get_info()[0] // MIB
 
@@ -32,15 +37,15 @@ def too_large(kept):
     kept.append(block(64))
     say("OOM", line=marked(too_large), size=(4 << 40))
     time.sleep(1.5)
-    return torch.empty(4 << 40, dtype=torch.uint8, device="cuda")  # here
+    return torch.empty(**shape(4 << 20))  # here
 
 
 def leak(kept):
     """A tensor more each step, until there is no room for one."""
     say("OOM", line=marked(leak), size=1024 * MIB)
     while True:
-        kept.append(block(1024))  # here
-        time.sleep(0.1)
+        kept.append(torch.empty(**shape(1024)))  # here
+        time.sleep(0.25)
 
 
 def fragmented(kept):
@@ -54,7 +59,7 @@ def fragmented(kept):
     torch.cuda.empty_cache()
     say("OOM", line=marked(fragmented), size=4096 * MIB)
     time.sleep(1.5)
-    return block(4096)  # here
+    return torch.empty(**shape(4096))  # here
 
 
 def other(kept):
@@ -62,7 +67,7 @@ def other(kept):
     size = free_mib() + 4096
     say("OOM", line=marked(other), size=size * MIB)
     time.sleep(1.5)
-    return block(size)  # here
+    return torch.empty(**shape(size))  # here
 
 
 def hold():

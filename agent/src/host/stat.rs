@@ -7,7 +7,7 @@ use super::{Host, TICK_NS, text};
 pub struct Stat {
     /// Name of the main thread.
     pub comm: String,
-    /// `R`, `S`, `D`, `Z` and so on, as proc_pid_stat(5) has them.
+    /// `R`, `S`, `D`, `Z` and so on, as `proc_pid_stat(5)` has them.
     pub state: char,
     /// Parent's process id.
     pub ppid: u32,

@@ -29,10 +29,17 @@ struct Bystander {
     /// Name and command, for when it is gone.
     shown: String,
     /// The parent that it had when it was met.
-    ppid: Option<u32>,
+    parent: Option<u32>,
     /// Readings in a row with the same oddity.
     odd: (Option<Oddity>, u32),
     told: HashSet<Oddity>,
+}
+
+impl Bystander {
+    fn new(proc_id: ProcId, shown: String, stat: Option<&Stat>) -> Self {
+        let parent = stat.map(|stat| stat.ppid);
+        Self { proc_id, shown, parent, odd: (None, 0), told: HashSet::new() }
+    }
 }
 
 /// What a process that holds memory should not be.
@@ -91,7 +98,12 @@ impl Books {
         stat: Option<&Stat>,
     ) {
         let proc_id = self.meet(process.pid, stat);
-        self.look_after(process, proc_id, stat);
+        let times = self.look_after(process, proc_id, stat);
+        // A process that ends is listed for a moment longer; that is no memory that was left behind.
+        let ends = stat.is_none_or(|stat| matches!(stat.state, 'Z' | 'X'));
+        if ends && times < READINGS {
+            return;
+        }
         let used = process.used_bytes.map(|bytes| bytes as i64);
         self.add(ProcessSampleRow {
             ts_ns: reading.ts_ns,
@@ -126,9 +138,7 @@ impl Books {
             None => self.introduce(pid),
         };
         let shown = row.as_ref().map(shown).unwrap_or_default();
-        let ppid = stat.map(|stat| stat.ppid);
-        let (odd, told) = ((None, 0), HashSet::new());
-        self.bystanders.by_pid.insert(pid, Bystander { proc_id, shown, ppid, odd, told });
+        self.bystanders.by_pid.insert(pid, Bystander::new(proc_id, shown, stat));
         self.rows_of(row);
         proc_id
     }
@@ -155,25 +165,22 @@ impl Books {
         }
     }
 
-    /// Says once what is odd about a process that holds memory.
+    /// Says once what is odd about a process that holds memory; gives how many readings in a row have
+    /// shown the same.
     pub(super) fn look_after(
         &mut self,
         process: &ProcessReading,
         proc_id: ProcId,
         stat: Option<&Stat>,
-    ) {
-        let known = self.bystanders.by_pid.entry(process.pid).or_insert_with(|| Bystander {
-            proc_id,
-            shown: String::new(),
-            ppid: stat.map(|stat| stat.ppid),
-            odd: (None, 0),
-            told: HashSet::new(),
-        });
-        let odd = Oddity::of(stat, known.ppid);
+    ) -> u32 {
+        let new = || Bystander::new(proc_id, String::new(), stat);
+        let known = self.bystanders.by_pid.entry(process.pid).or_insert_with(new);
+        let odd = Oddity::of(stat, known.parent);
         known.odd = if known.odd.0 == odd { (odd, known.odd.1 + 1) } else { (odd, 1) };
-        let Some(odd) = odd.filter(|_| known.odd.1 >= READINGS) else { return };
+        let times = known.odd.1;
+        let Some(odd) = odd.filter(|_| times >= READINGS) else { return times };
         if !known.told.insert(odd) {
-            return;
+            return times;
         }
         let of = if known.shown.is_empty() { String::new() } else { format!(" ({})", known.shown) };
         let held = process.used_bytes.map_or("memory".to_owned(), |bytes| show_bytes(bytes as i64));
@@ -181,6 +188,7 @@ impl Books {
         let text = format!("pid {}{of} holds {held} on GPU {gpu}: {}", process.pid, odd.text());
         let value = process.used_bytes.map(|bytes| bytes as i64);
         self.annotate(Some(proc_id.0), "after_death", text, value);
+        times
     }
 
     /// Memory of other processes on a device, by NVML's last reading.

@@ -205,18 +205,15 @@ impl Books {
     fn keep_share(&mut self, reading: &Reading, process: &ProcessReading) {
         let boot_ns = self.opening.anchor.boot(reading.ts_ns);
         let traced = self.lives.at(process.pid, boot_ns).filter(|life| life.row.is_some());
-        let rows = match traced.map(|life| life.proc_id) {
-            Some(proc_id) => {
-                let moment = self.moment(reading, process, proc_id);
-                self.breakdown.snapshot(proc_id, &reading.gpu_uuid, moment)
-            }
-            None => {
-                let known = self.listed_process(process.pid).zip(process.used_bytes);
-                let all = |(proc_id, used): (ProcId, u64)| {
-                    whole(proc_id, &reading.gpu_uuid, reading.ts_ns, used as i64)
-                };
-                known.map(all).unwrap_or_default()
-            }
+        let rows = if let Some(proc_id) = traced.map(|life| life.proc_id) {
+            let moment = self.moment(reading, process, proc_id);
+            self.breakdown.snapshot(proc_id, &reading.gpu_uuid, moment)
+        } else {
+            let known = self.listed_process(process.pid).zip(process.used_bytes);
+            let all = |(proc_id, used): (ProcId, u64)| {
+                whole(proc_id, &reading.gpu_uuid, reading.ts_ns, used as i64)
+            };
+            known.map(all).unwrap_or_default()
         };
         for row in rows {
             self.add(row);

@@ -160,7 +160,7 @@ impl Breakdown {
         let older = older_cache(&mut moment);
         let before = course.before_attach;
         let cached = before.map_or(0, |bytes| older.min(bytes));
-        let shown = [rest.context_bytes.unwrap_or(0), rest.code_bytes, rest.unexplained_bytes];
+        let shown = [rest.context.unwrap_or(0), rest.code, rest.unexplained];
         let used = known(&moment) + before.unwrap_or(0) + shown.iter().sum::<i64>();
         moment.nvml_used = Some(used);
         let before_attach = before.map(|bytes| bytes - cached);

@@ -57,13 +57,13 @@ pub(super) struct Rest {
     pub(super) late: bool,
 }
 
-/// The rest, told apart.
+/// The rest, told apart, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Parts {
     /// `None`: its contexts are from before attach.
-    pub(super) context_bytes: Option<i64>,
-    pub(super) code_bytes: i64,
-    pub(super) unexplained_bytes: i64,
+    pub(super) context: Option<i64>,
+    pub(super) code: i64,
+    pub(super) unexplained: i64,
 }
 
 impl Residual {
@@ -193,9 +193,9 @@ impl Residual {
         let above = self.context_bytes - context;
         let (code, unexplained) = if self.has_code { (above, 0) } else { (0, above) };
         Parts {
-            context_bytes: (!late || self.contexts > 0).then_some(context + self.limit_bytes),
-            code_bytes: self.code_bytes + code,
-            unexplained_bytes: left + unexplained,
+            context: (!late || self.contexts > 0).then_some(context + self.limit_bytes),
+            code: self.code_bytes + code,
+            unexplained: left + unexplained,
         }
     }
 }
@@ -244,7 +244,7 @@ mod tests {
             let ts_ns = self.at_ms * MS;
             let rest = Rest { ts_ns, end_ns: ts_ns + MS, bytes, late: self.late };
             let parts = self.residual.parts(rest, &mut self.bare);
-            (parts.context_bytes, parts.code_bytes, parts.unexplained_bytes)
+            (parts.context, parts.code, parts.unexplained)
         }
     }
 

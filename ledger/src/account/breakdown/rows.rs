@@ -103,19 +103,19 @@ fn cache_rows(out: &mut Writer<'_>, moment: &Moment, cache: &Cache) {
 
 fn rest_rows(out: &mut Writer<'_>, moment: &Moment, sum: &Sum) {
     let rest = &sum.rest;
-    if let Some(context) = rest.context_bytes {
+    if let Some(context) = rest.context {
         out.add("context", context, true);
     }
-    out.add("modules", rest.code_bytes, true);
+    out.add("modules", rest.code, true);
     if let Some(before) = sum.before_attach {
         out.add("before_attach", before, true);
     }
     let depends = sum.before_attach.is_some()
         || moment.pools_bytes != 0
         || moment.holding.rounding_bytes != 0
-        || rest.context_bytes.unwrap_or(0) != 0
-        || rest.code_bytes != 0;
-    out.add("unexplained", rest.unexplained_bytes, depends);
+        || rest.context.unwrap_or(0) != 0
+        || rest.code != 0;
+    out.add("unexplained", rest.unexplained, depends);
 }
 
 fn beside_rows(out: &mut Writer<'_>, moment: &Moment) {

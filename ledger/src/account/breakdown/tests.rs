@@ -34,8 +34,8 @@ fn rows(of: &mut Breakdown, moment: Moment) -> Vec<BreakdownRow> {
     of.rows(ProcId(1), "GPU-x", moment)
 }
 
-fn torch(allocated: i64, reserved: i64) -> Option<Torch> {
-    Some(Torch { allocated_bytes: allocated * MIB, reserved_bytes: reserved * MIB })
+fn torch(allocated: i64, reserved: i64) -> Torch {
+    Torch { allocated_bytes: allocated * MIB, reserved_bytes: reserved * MIB }
 }
 
 #[test]
@@ -59,7 +59,8 @@ fn before_attach_shrinks_as_readings_prove_it_gone_and_never_rises() {
 fn what_torch_had_before_attach_is_not_told_twice() {
     let mut breakdown = Breakdown::new();
     // 400 MiB of segments from before, 20 since; the context and a library are the other 100.
-    let moment = Moment { baseline: Some(500 * MIB), torch: torch(250, 420), ..moment(520, 20, 0) };
+    let moment =
+        Moment { baseline: Some(500 * MIB), torch: Some(torch(250, 420)), ..moment(520, 20, 0) };
     let rows = rows(&mut breakdown, moment);
     assert_eq!(mib(&rows, "tensors"), Some(250));
     assert_eq!(mib(&rows, "cached"), Some(170));
@@ -71,7 +72,7 @@ fn what_torch_had_before_attach_is_not_told_twice() {
 #[test]
 fn the_cache_is_split_where_its_blocks_are_known() {
     let mut moment = moment(300, 100, 40);
-    moment.torch = torch(60, 100);
+    moment.torch = Some(torch(60, 100));
     moment.holding.split = Some(Split {
         returnable_bytes: 20 * MIB,
         graph_pools_bytes: 5 * MIB,
@@ -91,7 +92,7 @@ fn the_cache_is_split_where_its_blocks_are_known() {
 fn segments_without_a_stack_are_torchs_where_it_says_so() {
     let mut moment = moment(300, 30, 0);
     moment.holding.libraries = [(None, 100 * MIB)].into();
-    moment.torch = torch(50, 90);
+    moment.torch = Some(torch(50, 90));
     let rows = rows(&mut Breakdown::new(), moment);
     assert_eq!(mib(&rows, "tensors"), Some(50));
     assert_eq!(mib(&rows, "cached"), Some(40));
@@ -222,7 +223,7 @@ proptest! {
         for (nvml, segments, other, allocated, reserved) in steps {
             let moment = Moment {
                 baseline,
-                torch: torch(allocated, reserved).filter(|_| heard),
+                torch: heard.then(|| torch(allocated, reserved)),
                 ..moment(nvml, segments, other)
             };
             let rows = rows(&mut breakdown, moment);

@@ -235,6 +235,8 @@ pub(in crate::report) struct RefusalFacts {
     pub(in crate::report) held: Vec<BreakdownRow>,
     /// What the process had done before it, oldest first.
     pub(in crate::report) before: Vec<EventRow>,
+    /// Its device memory had grown steadily until then.
+    pub(in crate::report) grew: bool,
 }
 
 /// What was lost, by reason and process.

@@ -238,8 +238,8 @@ impl Collector {
 
     pub(super) fn event(&mut self, run: Run8, row: &EventRow) {
         self.events += 1;
-        self.refusals.event(row);
         let index = self.state_of(run);
+        self.refusals.event(row, &self.states[index].1);
         self.states[index].2.see(row.ts_ns);
         if row.implicit {
             self.tear_down(index, row);

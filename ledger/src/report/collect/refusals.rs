@@ -3,10 +3,31 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use super::facts::{Place, RefusalFacts, RefusalKey};
-use crate::rows::{BreakdownRow, EventRow, OomRow};
+use crate::{
+    account::state::{Process, State},
+    call::Level,
+    rows::{BreakdownRow, EventRow, OomRow},
+};
 
 /// Events before a refusal that are kept.
 const BEFORE: usize = 6;
+
+/// Of all pairs of moments so many must rise, and memory by one part in so many of what is held: a
+/// cache that fills up in a few steps is no growth.
+const RISING: f64 = 0.9;
+const RISE_PART: f64 = 8.0;
+
+/// The process's memory on a device has grown steadily until now.
+fn grew(process: &Process) -> bool {
+    process.devices().iter().any(|device| {
+        device.growth().is_some_and(|growth| {
+            let seconds = growth.until_ns.saturating_sub(growth.since_ns) as f64 / 1e9;
+            let risen = growth.bytes_per_second * seconds;
+            let held = device.usage(Level::Device).live_bytes as f64;
+            growth.rising >= RISING && risen >= held / RISE_PART
+        })
+    })
+}
 
 /// What is kept of refusals.
 #[derive(Debug, Default)]
@@ -45,6 +66,7 @@ impl Refusals {
             last: row.clone(),
             held: Vec::new(),
             before: Vec::new(),
+            grew: false,
         });
         facts.count += 1;
         facts.first_ns = facts.first_ns.min(row.ts_ns);
@@ -67,8 +89,8 @@ impl Refusals {
         true
     }
 
-    /// Takes in an event, in their order.
-    pub(super) fn event(&mut self, row: &EventRow) {
+    /// Takes in an event, in their order, before it is applied to `state`.
+    pub(super) fn event(&mut self, row: &EventRow, state: &State) {
         let Some(watched) = self.watched.get_mut(&row.proc_id) else { return };
         if watched.coming.is_empty() {
             return;
@@ -77,6 +99,7 @@ impl Refusals {
         for (_, key) in now {
             if let Some(facts) = self.by_key.get_mut(&key) {
                 facts.before = watched.recent.iter().cloned().collect();
+                facts.grew = state.process(row.proc_id).is_some_and(grew);
             }
         }
         if row.delta_bytes != 0 && row.level != "virtual" {

@@ -106,7 +106,7 @@ pub struct Refusal {
     pub could_ever_fit: Option<bool>,
     /// Where it was asked for, `file:line function`.
     pub site: Option<String>,
-    /// What there was not enough of: device, host, address_space.
+    /// What there was not enough of: device, host, `address_space`.
     pub memory: Option<String>,
     /// How it ended: retried (the next try went well), raised, refused; `null` where not known.
     pub outcome: Option<String>,
@@ -204,7 +204,8 @@ fn refusal(
         before: facts.before.iter().map(|row| before(row, stacks)).collect(),
         sentence: String::new(),
     };
-    refusal.cause = cause(&refusal, growing.contains(&refusal.proc_id));
+    let grew = facts.grew || growing.contains(&refusal.proc_id);
+    refusal.cause = cause(&refusal, grew);
     refusal.sentence = sentence(model, process, last, &refusal);
     refusal
 }
@@ -283,8 +284,8 @@ fn sentence(model: &Model, process: Option<&Process>, row: &OomRow, refusal: &Re
         "c10" => "PyTorch".to_owned(),
         api => names::printable(api),
     };
-    let site = refusal.site.as_deref().map(|site| format!(" ({})", names::printable(site)));
-    let by = by + &site.unwrap_or_default();
+    let at_site = refusal.site.as_deref().map(|site| format!(" ({})", names::printable(site)));
+    let by = by + &at_site.unwrap_or_default();
     let when = clock.time(row.ts_ns);
     let times = match refusal.count {
         1 => format!("at {when}"),
@@ -349,7 +350,7 @@ fn because(model: &Model, refusal: &Refusal) -> Option<String> {
     let torch = refusal.torch_reserved_bytes.zip(refusal.torch_allocated_bytes);
     let cached = torch.map_or(0, |(reserved, allocated)| reserved - allocated);
     Some(match refusal.cause? {
-        Cause::Growth => "Its memory had grown until then (see above).".to_owned(),
+        Cause::Growth => "Its memory had grown steadily until then.".to_owned(),
         Cause::Fragmentation => format!(
             "{} were free in PyTorch's cache, in no piece that large: it is fragmented; expandable \
              segments (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True) or fewer sizes help.",

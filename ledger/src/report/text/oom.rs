@@ -37,9 +37,9 @@ pub(super) fn section(page: &mut Page, model: &Model, clock: Clock) {
 
 fn moment(page: &mut Page, clock: Clock, refusal: &Refusal) {
     let size = refusal.size_bytes.map_or("memory".to_owned(), show_bytes);
-    let site = refusal.site.as_deref().map(|site| format!(" at {}", names::printable(site)));
-    let at = clock.time(refusal.last_ns);
-    let title = format!("{at}  pid {} asked for {size}{}", refusal.pid, site.unwrap_or_default());
+    let place = refusal.site.as_deref().map(|site| format!(" at {}", names::printable(site)));
+    let (at, place) = (clock.time(refusal.last_ns), place.unwrap_or_default());
+    let title = format!("{at}  pid {} asked for {size}{place}", refusal.pid);
     page.line(2, Style::Bold, &title);
     for holder in refusal.holders.iter().take(HOLDERS) {
         held(page, holder);
