@@ -204,7 +204,7 @@ fn memory_that_grew_until_it_was_refused_is_told_as_that() {
 }
 
 #[test]
-fn another_processs_memory_is_named() {
+fn memory_of_another_process_is_named() {
     let Some(device) = small() else { return };
     let mut other = device.start("hold", &["524288000", "1", "0"]).unwrap();
     other.until_ready().unwrap();
