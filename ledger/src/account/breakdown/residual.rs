@@ -19,6 +19,8 @@ struct Pending {
     until_ns: i64,
     /// Contexts made.
     contexts: i64,
+    /// NVML lists the process for the first time: it has a context, or is making one.
+    listed: bool,
     /// A limit of a context was set.
     limit: bool,
     /// A context may have ended.
@@ -103,10 +105,10 @@ impl Residual {
         let first = self.settled.is_empty();
         let mut left = rest.bytes - self.context_bytes - self.limit_bytes - self.code_bytes;
         if first && !rest.late {
-            // NVML lists who has a context: the call that made it may have gone by unseen.
+            // NVML lists who has a context: the call that makes it may be under way, or unseen.
             let pending = self.pending.get_or_insert_default();
             pending.since_ns = i64::MIN;
-            pending.contexts = pending.contexts.max(1);
+            pending.listed = true;
         }
         if let Some(pending) = self.pending.filter(|_| !(first && rest.late)) {
             left -= self.assign(&pending, left - self.before(pending.since_ns), bare_bytes);
@@ -141,17 +143,18 @@ impl Residual {
             return self.give_back(pending, step);
         }
         let mut left = step;
-        if pending.contexts > 0 {
-            let most = bare_bytes.map_or(left, |bare| bare.saturating_mul(pending.contexts));
-            let context = left.min(most);
+        if pending.contexts > 0 || pending.listed {
             // Further contexts of a process take less than its first.
-            if context > 0 && self.contexts == 0 {
-                let each = context / pending.contexts;
+            let is_first = self.contexts == 0;
+            self.contexts += pending.contexts;
+            let most = self.most_context(*bare_bytes).saturating_sub(self.context_bytes);
+            let context = left.min(most.max(0));
+            self.context_bytes += context;
+            left -= context;
+            if is_first && self.contexts > 0 && self.context_bytes > 0 {
+                let each = self.context_bytes / self.contexts;
                 *bare_bytes = Some(bare_bytes.map_or(each, |bare| bare.min(each)));
             }
-            self.context_bytes += context;
-            self.contexts += pending.contexts;
-            left -= context;
         }
         let rest = if pending.limit {
             &mut self.limit_bytes
@@ -185,11 +188,15 @@ impl Residual {
         step + left
     }
 
+    /// Bytes that the process's contexts take at most.
+    fn most_context(&self, bare_bytes: Option<i64>) -> i64 {
+        bare_bytes.map_or(i64::MAX, |bare| bare.saturating_mul(self.contexts.max(1)))
+    }
+
     /// No context is said to be larger than the smallest that was seen; what is above is code, if any
     /// was loaded.
     fn told(&self, left: i64, late: bool, bare_bytes: Option<i64>) -> Parts {
-        let most = bare_bytes.map_or(i64::MAX, |bare| bare.saturating_mul(self.contexts));
-        let context = self.context_bytes.min(most);
+        let context = self.context_bytes.min(self.most_context(bare_bytes));
         let above = self.context_bytes - context;
         let (code, unexplained) = if self.has_code { (above, 0) } else { (0, above) };
         Parts {
@@ -299,6 +306,16 @@ mod tests {
         let mut other = Bench { bare: Some(500), ..Bench::default() };
         other.row("ctx", "cuDevicePrimaryCtxRetain", 7);
         assert_eq!(other.read(530), (Some(500), 0, 30), "no code was loaded");
+    }
+
+    #[test]
+    fn a_context_that_is_being_made_grows_until_the_call_returns() {
+        let mut bench = Bench::default();
+        assert_eq!(bench.read(60), (Some(60), 0, 0), "NVML lists it already");
+        assert_eq!((bench.read(300), bench.bare), ((Some(60), 0, 240), None));
+        bench.call("ctx", "cuDevicePrimaryCtxRetain", 7, (90, 350));
+        bench.at_ms += 100;
+        assert_eq!((bench.read(518), bench.bare), ((Some(518), 0, 0), Some(518)));
     }
 
     #[test]
