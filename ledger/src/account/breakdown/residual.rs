@@ -11,6 +11,7 @@ use crate::rows::EventRow;
 const SETTLED: usize = 32;
 
 /// What was done since the last reading that may show in the next one.
+#[allow(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 #[derive(Clone, Copy, Debug, Default)]
 struct Pending {
     /// When the first of these calls entered.
