@@ -360,12 +360,10 @@ fn graph(words: &Words<'_>, meaning: Meaning) -> Option<Action> {
         Meaning::GraphMake(handle) => Action::Graph { addr: words.out(handle) },
         Meaning::GraphDestroy(handle) => Action::Graph { addr: words.arg(handle) },
         Meaning::GraphTrim(device) => Action::GraphTrim { ordinal: words.ordinal(device) },
-        Meaning::ModuleLoad(handle) | Meaning::Function(handle) => {
-            Action::Module { handle: words.out(handle) }
-        }
-        Meaning::ModuleUnload(handle) | Meaning::FunctionLoad(handle) => {
-            Action::Module { handle: words.arg(handle) }
-        }
+        Meaning::ModuleLoad(handle) => Action::Module { handle: words.out(handle), loads: true },
+        Meaning::ModuleUnload(handle) => Action::Module { handle: words.arg(handle), loads: true },
+        Meaning::Function(handle) => Action::Module { handle: words.out(handle), loads: false },
+        Meaning::FunctionLoad(handle) => Action::Module { handle: words.arg(handle), loads: false },
         Meaning::Capture(stream) => Action::Capture { stream: words.arg(stream), begins: true },
         Meaning::Captured(stream) => Action::Capture { stream: words.arg(stream), begins: false },
         _ => return None,

@@ -469,6 +469,6 @@ fn shows_in_nvml_alone(action: Action) -> bool {
             | Action::PrimaryRelease { .. }
             | Action::PrimaryReset { .. }
             | Action::CtxLimit { .. }
-            | Action::Module { .. }
+            | Action::Module { loads: true, .. }
     )
 }

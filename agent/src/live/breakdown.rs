@@ -168,7 +168,7 @@ impl Books {
         let mut devices = Vec::new();
         for (index, device) in state.devices().iter().enumerate().filter(on) {
             devices.push(index);
-            moment.pools_bytes += device.pools_bytes();
+            moment.pools = moment.pools.plus(device.pools());
             for level in Level::ALL {
                 moment.live[level as usize] += device.usage(level).live_bytes;
             }

@@ -159,13 +159,13 @@ pub const PROBES: &[Probe] = &[
     cuda("cuLibraryLoadData", Meaning::ModuleLoad(Out(0))),
     cuda("cuLibraryLoadFromFile", Meaning::ModuleLoad(Out(0))),
     cuda("cuLibraryUnload", Meaning::ModuleUnload(Arg(0))),
-    // With lazy loading, the default, code takes memory when it is asked for.
+    // With lazy loading, the default, code takes memory when it is asked for. `cuKernelGetFunction`,
+    // which comes after these, is called in every training step by some libraries: not traced.
     cuda("cuModuleGetFunction", Meaning::Function(Out(0))),
     cuda("cuModuleGetGlobal_v2", Meaning::Function(Out(0))),
     cuda("cuLibraryGetKernel", Meaning::Function(Out(0))),
     cuda("cuLibraryGetModule", Meaning::Function(Out(0))),
     cuda("cuLibraryGetGlobal", Meaning::Function(Out(0))),
-    cuda("cuKernelGetFunction", Meaning::Function(Out(0))),
     cuda("cuFuncLoad", Meaning::FunctionLoad(Arg(0))),
     // Contexts. libcudart asks for version 7000 of the primary-context calls: the names without a
     // suffix.

@@ -117,7 +117,7 @@ impl Account {
                 let row = desk.event(call, op, Level::Virtual, current(desk).ordinal);
                 desk.emit(EventRow { addr: stream as i64, ..row });
             }
-            Action::Module { handle } => {
+            Action::Module { handle, .. } => {
                 let row = desk.event(call, "module", Level::Device, current(desk).ordinal);
                 desk.emit(EventRow { addr: handle as i64, ..row });
             }

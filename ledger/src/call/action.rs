@@ -146,6 +146,8 @@ pub enum Action {
     Module {
         /// `CUmodule`, `CUlibrary`, `CUfunction`, `CUkernel`, or a variable's address.
         handle: u64,
+        /// It was loaded or unloaded, not just asked for.
+        loads: bool,
     },
     /// `cuStreamBeginCapture`, `cuStreamEndCapture`: what is allocated in between is a graph's.
     Capture {

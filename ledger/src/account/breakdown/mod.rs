@@ -16,6 +16,7 @@ pub use self::{
     split::{Split, Tensor},
 };
 use crate::{
+    account::state::PoolUse,
     call::{Level, ProcId},
     rows::{BreakdownRow, EventRow},
 };
@@ -43,8 +44,8 @@ pub struct Moment {
     pub baseline: Option<i64>,
     /// Device memory by owner.
     pub holding: Holding,
-    /// What stream-ordered pools hold at least ([`crate::account::state::Device::pools_bytes`]).
-    pub pools_bytes: i64,
+    /// Stream-ordered pools.
+    pub pools: PoolUse,
     /// Live bytes by level, as [`Level::ALL`] has them.
     pub live: [i64; Level::ALL.len()],
     /// `PyTorch`'s totals, where it was heard.
@@ -135,6 +136,7 @@ impl Breakdown {
                 end_ns: moment.ts_ns + moment.read_ns,
                 bytes: used - known - before.unwrap_or(0),
                 late: moment.baseline.is_some(),
+                pools: moment.pools,
             };
             let mut bare = self.bare.get(gpu_uuid).copied();
             sum.rest = course.residual.parts(rest, &mut bare);
@@ -160,7 +162,7 @@ impl Breakdown {
         let older = older_cache(&mut moment);
         let before = course.before_attach;
         let cached = before.map_or(0, |bytes| older.min(bytes));
-        let shown = [rest.context.unwrap_or(0), rest.code, rest.unexplained];
+        let shown = [rest.context.unwrap_or(0), rest.code, rest.pools, rest.unexplained];
         let used = known(&moment) + before.unwrap_or(0) + shown.iter().sum::<i64>();
         moment.nvml_used = Some(used);
         let before_attach = before.map(|bytes| bytes - cached);
@@ -192,7 +194,7 @@ fn older_cache(moment: &mut Moment) -> i64 {
 
 /// What calls tell of.
 fn known(moment: &Moment) -> i64 {
-    moment.holding.bytes() + moment.holding.rounding_bytes + moment.pools_bytes
+    moment.holding.bytes() + moment.holding.rounding_bytes + moment.pools.floor_bytes
 }
 
 /// `PyTorch`'s cache, `older` bytes of which are from before attach.

@@ -5,8 +5,12 @@
 
 use std::collections::{HashSet, VecDeque};
 
-use crate::rows::EventRow;
+use crate::{account::state::PoolUse, rows::EventRow};
 
+/// Memory that a pool takes at a time (measured on an H200, driver 580).
+const CHUNK_BYTES: i64 = 32 << 20;
+/// No pool is said to keep more beyond its blocks than it ever had in them, or than this.
+const LEAST_SLACK_BYTES: i64 = 64 << 20;
 /// Readings that are remembered: a call is shorter than this many.
 const SETTLED: usize = 32;
 
@@ -42,6 +46,11 @@ pub(super) struct Residual {
     code_bytes: i64,
     has_code: bool,
     known: HashSet<i64>,
+    /// Code that was loaded or asked for: asking again loads nothing.
+    known_code: HashSet<i64>,
+    /// What pools keep beyond what is known, and what they had handed out at the last reading.
+    pool_bytes: i64,
+    pool_allocs: u64,
     pending: Option<Pending>,
     /// Ends of readings, with what was unexplained then, oldest first.
     settled: VecDeque<(i64, i64)>,
@@ -58,6 +67,7 @@ pub(super) struct Rest {
     pub(super) bytes: i64,
     /// The process was attached to late: what was there then is no part of `bytes`.
     pub(super) late: bool,
+    pub(super) pools: PoolUse,
 }
 
 /// The rest, told apart, in bytes.
@@ -66,6 +76,8 @@ pub(super) struct Parts {
     /// `None`: its contexts are from before attach.
     pub(super) context: Option<i64>,
     pub(super) code: i64,
+    /// What stream-ordered pools keep beyond what is known of them.
+    pub(super) pools: i64,
     pub(super) unexplained: i64,
 }
 
@@ -85,6 +97,10 @@ impl Residual {
             if contexts == 0 && !limit && !ended {
                 return;
             }
+        } else if row.api.contains("Unload") {
+            self.known_code.remove(&row.addr);
+        } else if !self.known_code.insert(row.addr) {
+            return;
         }
         let enter_ns = row.ts_ns.saturating_sub(row.duration_ns);
         let pending = self.pending.get_or_insert(Pending {
@@ -104,13 +120,15 @@ impl Residual {
     /// smaller one is put there.
     pub(super) fn parts(&mut self, rest: Rest, bare_bytes: &mut Option<i64>) -> Parts {
         let first = self.settled.is_empty();
-        let mut left = rest.bytes - self.context_bytes - self.limit_bytes - self.code_bytes;
+        let told = self.context_bytes + self.limit_bytes + self.code_bytes + self.pool_bytes;
+        let mut left = rest.bytes - told;
         if first && !rest.late {
             // NVML lists who has a context: the call that makes it may be under way, or unseen.
             let pending = self.pending.get_or_insert_default();
             pending.since_ns = i64::MIN;
             pending.listed = true;
         }
+        left -= self.pools(left, &rest);
         if let Some(pending) = self.pending.filter(|_| !(first && rest.late)) {
             left -= self.assign(&pending, left - self.before(pending.since_ns), bare_bytes);
         }
@@ -129,6 +147,32 @@ impl Residual {
     /// What was told at the last reading.
     pub(super) fn last(&self) -> Option<Parts> {
         self.last
+    }
+
+    /// A pool takes memory in chunks, and keeps what its blocks leave of them, as far as its threshold goes.
+    /// What NVML shows more since the last reading, in which blocks were handed out, is taken for
+    /// that; beside code that was loaded meanwhile, only whole chunks are. Gives how much.
+    fn pools(&mut self, left: i64, rest: &Rest) -> i64 {
+        let handed_out =
+            rest.pools.allocs != std::mem::replace(&mut self.pool_allocs, rest.pools.allocs);
+        let last = self.settled.back().map_or(0, |(_, left)| *left);
+        let step = left - last;
+        if step < 0 && self.pending.is_some() {
+            return 0; // Contexts and code give back first.
+        }
+        if step < 0 {
+            let back = (-step).min(self.pool_bytes);
+            self.pool_bytes -= back;
+            return -back;
+        }
+        if !handed_out || (self.settled.is_empty() && rest.late) {
+            return 0;
+        }
+        let whole = if self.pending.is_some() { step / CHUNK_BYTES * CHUNK_BYTES } else { step };
+        let most = rest.pools.peak_bytes.max(LEAST_SLACK_BYTES) - self.pool_bytes;
+        let taken = whole.min(most.max(0));
+        self.pool_bytes += taken;
+        taken
     }
 
     /// What was unexplained at the last reading before a moment.
@@ -203,6 +247,7 @@ impl Residual {
         Parts {
             context: (!late || self.contexts > 0).then_some(context + self.limit_bytes),
             code: self.code_bytes + code,
+            pools: self.pool_bytes,
             unexplained: left + unexplained,
         }
     }
@@ -221,6 +266,7 @@ mod tests {
         bare: Option<i64>,
         late: bool,
         at_ms: i64,
+        pools: PoolUse,
     }
 
     impl Bench {
@@ -250,7 +296,8 @@ mod tests {
         fn read(&mut self, bytes: i64) -> (Option<i64>, i64, i64) {
             self.at_ms += 100;
             let ts_ns = self.at_ms * MS;
-            let rest = Rest { ts_ns, end_ns: ts_ns + MS, bytes, late: self.late };
+            let pools = self.pools;
+            let rest = Rest { ts_ns, end_ns: ts_ns + MS, bytes, late: self.late, pools };
             let parts = self.residual.parts(rest, &mut self.bare);
             (parts.context, parts.code, parts.unexplained)
         }
@@ -317,6 +364,35 @@ mod tests {
         bench.call("ctx", "cuDevicePrimaryCtxRetain", 7, (90, 350));
         bench.at_ms += 100;
         assert_eq!((bench.read(518), bench.bare), ((Some(518), 0, 0), Some(518)));
+    }
+
+    #[test]
+    fn what_pools_take_in_chunks_is_theirs() {
+        let mut bench = Bench::default();
+        bench.row("ctx", "cuDevicePrimaryCtxRetain", 7);
+        bench.read(500);
+        bench.pools = PoolUse { floor_bytes: 0, peak_bytes: CHUNK_BYTES, allocs: 1 };
+        assert_eq!(bench.read(500 + CHUNK_BYTES), (Some(500), 0, 0));
+        assert_eq!(bench.residual.last().unwrap().pools, CHUNK_BYTES);
+        assert_eq!(bench.read(510 + CHUNK_BYTES), (Some(500), 0, 10), "nothing was handed out");
+        bench.pools.allocs = 2;
+        bench.row("module", "cuLibraryLoadData", 9);
+        assert_eq!(bench.read(530 + 2 * CHUNK_BYTES), (Some(500), 20, 10));
+        bench.pools.allocs = 3;
+        assert_eq!(bench.read(530 + 4 * CHUNK_BYTES), (Some(500), 20, 10 + 2 * CHUNK_BYTES));
+        assert_eq!(bench.residual.last().unwrap().pools, 2 * CHUNK_BYTES, "no more than it had");
+        assert_eq!(bench.read(530), (Some(500), 20, 10), "what the pool gives back");
+    }
+
+    #[test]
+    fn code_that_is_asked_for_again_loads_nothing() {
+        let mut bench = Bench::default();
+        bench.row("ctx", "cuDevicePrimaryCtxRetain", 7);
+        bench.read(500);
+        bench.row("module", "cuLibraryGetKernel", 9);
+        assert_eq!(bench.read(510), (Some(500), 10, 0));
+        bench.row("module", "cuLibraryGetKernel", 9);
+        assert_eq!(bench.read(520), (Some(500), 10, 10));
     }
 
     #[test]

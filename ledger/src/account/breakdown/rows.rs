@@ -68,8 +68,9 @@ pub(super) fn rows(
     for (library, bytes) in &moment.holding.libraries {
         out.add("library", *bytes, false).library.clone_from(library);
     }
-    if moment.pools_bytes != 0 {
-        out.add("pools", moment.pools_bytes, true);
+    let pools = moment.pools.floor_bytes + sum.rest.pools;
+    if pools != 0 {
+        out.add("pools", pools, true);
     }
     out.add("rounding", moment.holding.rounding_bytes, true);
     if moment.nvml_used.is_some() {
@@ -111,7 +112,7 @@ fn rest_rows(out: &mut Writer<'_>, moment: &Moment, sum: &Sum) {
         out.add("before_attach", before, true);
     }
     let depends = sum.before_attach.is_some()
-        || moment.pools_bytes != 0
+        || moment.pools.floor_bytes != 0
         || moment.holding.rounding_bytes != 0
         || rest.context.unwrap_or(0) != 0
         || rest.code != 0;

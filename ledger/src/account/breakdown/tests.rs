@@ -130,7 +130,8 @@ fn what_pools_are_known_to_hold_is_not_unexplained() {
     let mut breakdown = Breakdown::new();
     rows(&mut breakdown, moment(500, 0, 0));
     for (pools_mib, unexplained) in [(1, 31), (32, 0)] {
-        let moment = Moment { pools_bytes: pools_mib * MIB, ..moment(532, 0, 0) };
+        let pools = PoolUse { floor_bytes: pools_mib * MIB, ..PoolUse::default() };
+        let moment = Moment { pools, ..moment(532, 0, 0) };
         let told = rows(&mut breakdown, moment);
         let figures = ["pools", "context", "unexplained"].map(|part| mib(&told, part));
         assert_eq!(figures, [pools_mib, 500, unexplained].map(Some));

@@ -16,6 +16,7 @@ use std::collections::HashMap;
 pub(crate) use growth::theil_sen;
 pub use growth::{Growth, growth};
 pub use held::DeviceBlock;
+pub use pools::PoolUse;
 pub use process::{ApiUsage, Device, Group, LiveAllocation, Process};
 pub use series::{Bucket, Series};
 pub use usage::{Failures, Usage};

@@ -14,6 +14,30 @@ pub(super) struct PoolFloor {
     /// Pools that were named; a threshold speaks for one.
     named: HashSet<i64>,
     threshold_bytes: i64,
+    peak_bytes: i64,
+    allocs: u64,
+}
+
+/// What is known of a process's stream-ordered pools on a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolUse {
+    /// Bytes that they hold at least: live blocks, and what they are known to keep.
+    pub floor_bytes: i64,
+    /// Most bytes in live blocks.
+    pub peak_bytes: i64,
+    /// Blocks handed out.
+    pub allocs: u64,
+}
+
+impl PoolUse {
+    /// Of two names of one device.
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            floor_bytes: self.floor_bytes.saturating_add(other.floor_bytes),
+            peak_bytes: self.peak_bytes.saturating_add(other.peak_bytes),
+            allocs: self.allocs + other.allocs,
+        }
+    }
 }
 
 impl PoolFloor {
@@ -26,7 +50,9 @@ impl PoolFloor {
     /// Takes in a row of level `pool`, which is no failure.
     pub(super) fn note(&mut self, row: &EventRow) {
         self.live_bytes = self.live_bytes.saturating_add(row.delta_bytes);
+        self.peak_bytes = self.peak_bytes.max(self.live_bytes);
         match row.op.as_ref() {
+            "alloc" => self.allocs += 1,
             "free" => self.lower(self.threshold_bytes),
             "pool" => self.named(row),
             _ => {}
@@ -55,9 +81,8 @@ impl PoolFloor {
         self.kept_bytes = self.kept_bytes.min(to_bytes).max(self.live_bytes);
     }
 
-    /// Bytes that the pools hold at least.
-    pub(super) fn bytes(&self) -> i64 {
-        self.kept_bytes
+    pub(super) fn usage(&self) -> PoolUse {
+        PoolUse { floor_bytes: self.kept_bytes, peak_bytes: self.peak_bytes, allocs: self.allocs }
     }
 }
 
@@ -83,7 +108,7 @@ mod tests {
         for row in rows {
             floor.note(row);
         }
-        floor.bytes() / MIB
+        floor.usage().floor_bytes / MIB
     }
 
     fn alloc(mib: i64) -> EventRow {

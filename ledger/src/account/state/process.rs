@@ -8,7 +8,7 @@ use std::{
 use super::{
     growth::{Growth, growth},
     held::Held,
-    pools::PoolFloor,
+    pools::{PoolFloor, PoolUse},
     series::Series,
     usage::Usage,
 };
@@ -38,9 +38,9 @@ impl Device {
         &self.usage[level as usize]
     }
 
-    /// Bytes that stream-ordered pools hold at least: live blocks, and what they are known to keep.
-    pub fn pools_bytes(&self) -> i64 {
-        self.pools.bytes()
+    /// Stream-ordered pools.
+    pub fn pools(&self) -> PoolUse {
+        self.pools.usage()
     }
 
     /// Growth of the live device-level bytes.

@@ -112,7 +112,7 @@ fn explained(clock: Clock, part: &Part, torch: Option<&Torch>) -> (&'static str,
             ("cached", note.to_owned())
         }
         "not_traced" => ("all", "not traced, so it cannot be told apart".to_owned()),
-        "pools" => ("pools", "at least: stream-ordered pools".to_owned()),
+        "pools" => ("pools", "estimated: stream-ordered pools".to_owned()),
         "live_device" => ("allocated", "live device memory".to_owned()),
         "live_pool" => ("in pools", "live blocks; the pools hold at least these".to_owned()),
         _ => ("other", names::printable(&part.category)),
