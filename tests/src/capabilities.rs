@@ -50,7 +50,12 @@ pub fn of_threads(pid: u32) -> Result<Vec<Privileges>> {
 
 /// The command, run by `setpriv` with these options. Its streams and its folder are not taken over.
 pub fn setpriv(options: &[&str], command: &Command) -> Command {
-    let mut changed = Command::new("setpriv");
+    under("setpriv", options, command)
+}
+
+/// The command, executed by a tool that changes something of its process first.
+pub fn under(tool: &str, options: &[&str], command: &Command) -> Command {
+    let mut changed = Command::new(tool);
     changed.args(options).arg(command.get_program()).args(command.get_args());
     for (name, value) in command.get_envs() {
         match value {

@@ -11,7 +11,7 @@ use std::{
 
 use agent_tests::{
     agent::{Agent, Recorded, Recorder, binary, signal},
-    capabilities::{Privileges, of_threads, setpriv},
+    capabilities::{Privileges, of_threads, setpriv, under},
     logs::{Logged, blocks, true_blocks},
     machine,
     sim::{Running, SimDevice, truth},
@@ -24,6 +24,7 @@ const DAC_OVERRIDE: u64 = 1 << 1;
 const DAC_READ_SEARCH: u64 = 1 << 2;
 const KILL: u64 = 1 << 5;
 const SYS_PTRACE: u64 = 1 << 19;
+const SYS_RESOURCE: u64 = 1 << 24;
 const CHECKPOINT_RESTORE: u64 = 1 << 40;
 /// What every recording keeps (docs/privileges.md).
 const KEPT: u64 = DAC_READ_SEARCH | SYS_PTRACE | CHECKPOINT_RESTORE;
@@ -111,6 +112,30 @@ fn a_recording_keeps_what_it_needs_in_every_thread() {
     let mut program = agent.start("hold", &["1048576", "1"]).unwrap();
     program.until_ready().unwrap();
     assert_reduced(program.agent_pid(), KEPT | KILL, 0);
+    program.finish().unwrap();
+}
+
+/// Soft and hard limit of open files.
+fn open_files(pid: u32) -> Vec<u64> {
+    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
+    line.split_whitespace().filter_map(|word| word.parse().ok()).collect()
+}
+
+#[test]
+fn the_recorder_may_open_more_files_and_the_program_as_many_as_before() {
+    let Some(device) = machine::gpus().unwrap() else { return };
+    let agent = Agent::new(&device);
+    let hold = agent.run_command("hold", &["1048576", "1"]);
+    let limited = under("prlimit", &["--nofile=1024:4096"], &hold);
+    let mut program = agent.trace(limited).unwrap();
+    program.until_ready().unwrap();
+    let raised = open_files(program.agent_pid());
+    let own = of_threads(std::process::id()).unwrap();
+    let beyond = own.iter().all(|thread| thread.sets["CapEff"] & SYS_RESOURCE != 0);
+    assert!(raised[0] == raised[1] && raised[1] >= 4096, "{raised:?}");
+    assert_eq!(raised[1] > 4096, beyond, "{raised:?}: what is beyond the hard limit takes more");
+    assert_eq!(open_files(program.pid().unwrap()), [1024, 4096]);
     program.finish().unwrap();
 }
 

@@ -19,6 +19,14 @@ pub struct ElfError(#[from] object::Error);
 /// Finds the library's probed functions among the file's exported symbols. Functions that this
 /// version does not have are left out.
 pub fn sites(file: File, library: Library) -> Result<Vec<Site>, ElfError> {
+    let mut found = matches(file, library)?;
+    found.dedup_by_key(|site| site.row);
+    Ok(found)
+}
+
+/// All exported symbols that are a probed function, in order. The beginning of a name may be that of
+/// several.
+fn matches(file: File, library: Library) -> Result<Vec<Site>, ElfError> {
     let source = ElfSource::new(file);
     let elf = object::File::parse(source.reader())?;
     let segments: Vec<_> = elf
@@ -45,7 +53,6 @@ pub fn sites(file: File, library: Library) -> Result<Vec<Site>, ElfError> {
         })
         .collect();
     found.sort_unstable_by_key(|site| (site.row, site.offset));
-    found.dedup_by_key(|site| site.row);
     Ok(found)
 }
 
@@ -59,7 +66,40 @@ fn file_offset(segments: &[(u64, u64, u64)], address: u64) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::{env, path::Path};
+
     use super::*;
+
+    /// Libraries of `PyTorch`: lines of version, machine and path.
+    const WHEELS_ENV: &str = "VRAMSCOPE_TEST_WHEELS";
+
+    /// What keeps the agent from finding each of a library's functions in this file exactly once.
+    fn complaint(version: &str, path: &Path) -> Option<String> {
+        let library = Library::of_file_name(path.file_name()?.to_str()?)?;
+        let rows: Vec<_> = rows_of(library).collect();
+        let all = matches(File::open(path).unwrap(), library).unwrap();
+        let times = |row| all.iter().filter(|site| site.row == row).count();
+        let wrong = rows.iter().filter(|(row, _)| times(*row) != 1);
+        let wrong: Vec<_> =
+            wrong.map(|(row, probe)| format!("{} x {}", times(*row), probe.symbol)).collect();
+        let probed = sites(File::open(path).unwrap(), library).unwrap();
+        let (name, found) = (library.as_str(), probed.len());
+        println!("torch {version}, {name}: {found} of {} found", rows.len());
+        (!wrong.is_empty()).then(|| format!("{version}, {name}: {}", wrong.join(", ")))
+    }
+
+    #[test]
+    #[ignore = "wants real libraries of PyTorch: cargo xtask test --wheels"]
+    fn every_function_of_pytorch_is_in_each_of_its_versions_once() {
+        let listed = env::var(WHEELS_ENV).unwrap();
+        let mut complaints = Vec::new();
+        for line in listed.lines() {
+            let (version, path) = line.rsplit_once(' ').unwrap();
+            complaints.extend(complaint(version, Path::new(path)));
+        }
+        assert!(complaints.is_empty(), "{complaints:#?}");
+        assert!(!listed.is_empty());
+    }
 
     #[test]
     fn offsets_follow_the_segment_not_the_address() {

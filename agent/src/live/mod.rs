@@ -12,6 +12,7 @@ pub mod books;
 mod brake;
 mod breakdown;
 mod bystanders;
+mod descriptors;
 mod devices;
 mod lives;
 mod oom;

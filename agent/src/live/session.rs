@@ -23,6 +23,7 @@ use super::{
     Message,
     books::{Books, Opening},
     brake::{Brake, Limits},
+    descriptors,
     devices::Devices,
     reader,
     sink::{self, AnyRow, ToLog, Written},
@@ -168,6 +169,8 @@ impl Session {
     /// programs that must have the caller's rights are started before.
     pub fn start(options: &Options, sign: Sign) -> anyhow::Result<Self> {
         heap::settle();
+        // Before what that takes is given up.
+        descriptors::raise();
         let host = Host::live();
         let anchor = Anchor::of_process();
         let (messages, inbox) = sync_channel(MESSAGES);

@@ -2,8 +2,9 @@
 //!
 //! Parts, in order: the committed objects, unit and doc tests, fuzz targets (guided by coverage with
 //! `--full`), tests of the simulated GPU, scenario tests under the real agent on it (as root), the
-//! stacks of a newer CPython (with `--full`), and readers of the log in Python. A part that can't run
-//! is a skip; in continuous integration (`CI=true`) a skip that the machine could have avoided is a
+//! stacks of a newer CPython (with `--full`), PyTorch's wheels (with `--wheels` or `--full`), readers of
+//! the log in Python, and the scenarios on other kernels (with `--kernel` or `--full`). A part that can't
+//! run is a skip; in continuous integration (`CI=true`) a skip that the machine could have avoided is a
 //! failure.
 
 mod kernels;
@@ -11,6 +12,7 @@ mod libtest;
 mod machine;
 mod pythons;
 mod readers;
+mod wheels;
 
 use crate::{ebpf, fuzz, sh, tally::Tally};
 use anyhow::{Context as _, Result};
@@ -29,6 +31,9 @@ pub(crate) struct Args {
     /// Only the scenario tests on Debian's kernels, in virtual machines (part of --full)
     #[arg(long)]
     kernel: bool,
+    /// Only PyTorch's wheels: whether what is probed is in each version (part of --full)
+    #[arg(long, conflicts_with = "kernel")]
+    wheels: bool,
 }
 
 /// Seconds for each fuzz target: as many inputs as a change by mistake needs.
@@ -39,6 +44,9 @@ const FULL_FUZZ_S: u64 = 60;
 /// The part that `--kernel` names.
 const KERNELS: &str = "scenario tests on other kernels";
 
+/// The part that `--wheels` names.
+const WHEELS: &str = "functions in PyTorch's wheels";
+
 /// A part either ran and has counts, or met an obstacle.
 type Part = Result<Result<Tally, Obstacle>>;
 
@@ -48,7 +56,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
             "note: an agent runs already ({agent}): a second one is refused, so stop it first"
         );
     }
-    let parts: [(&str, &dyn Fn() -> Part); 9] = [
+    let parts: [(&str, &dyn Fn() -> Part); 10] = [
         ("objects of the kernel half", &|| Ok(Ok(ebpf::check()?))),
         ("unit and doc tests", &|| unit(args)),
         ("fuzz targets", &|| quick_fuzz(args)),
@@ -56,10 +64,12 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         ("simulated GPU", &|| simulated_gpu(args)),
         ("scenario tests under the real agent", &|| scenarios(args)),
         ("stacks of a newer CPython", &|| pythons::run(args)),
+        (WHEELS, &|| wheels::run(args)),
         ("readers of the log in Python", &|| readers::run(args.full)),
         (KERNELS, &|| kernels::run(args)),
     ];
-    let parts = parts.into_iter().filter(|(name, _)| !args.kernel || *name == KERNELS);
+    let only = only(args);
+    let parts = parts.into_iter().filter(|(name, _)| only.is_none_or(|only| *name == only));
     let mut total = Tally::default();
     let mut summary = Vec::new();
     for (name, part) in parts {
@@ -72,6 +82,15 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     }
     println!("== test: summary\n{}\n{total}", summary.join("\n"));
     total.exit_code()
+}
+
+/// The part that is asked for by its name.
+fn only(args: &Args) -> Option<&'static str> {
+    match args {
+        Args { kernel: true, .. } => Some(KERNELS),
+        Args { wheels: true, .. } => Some(WHEELS),
+        _ => None,
+    }
 }
 
 /// Counts of a part, with a remark where it did not run or ended in an error.
