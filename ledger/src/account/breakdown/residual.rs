@@ -165,7 +165,9 @@ impl Residual {
             self.pool_bytes -= back;
             return -back;
         }
-        if !handed_out || (self.settled.is_empty() && rest.late) {
+        // A context takes more than a pool's first chunk.
+        let context = self.pending.is_some_and(|pending| pending.contexts > 0 || pending.listed);
+        if !handed_out || context || (self.settled.is_empty() && rest.late) {
             return 0;
         }
         let whole = if self.pending.is_some() { step / CHUNK_BYTES * CHUNK_BYTES } else { step };
@@ -382,6 +384,10 @@ mod tests {
         assert_eq!(bench.read(530 + 4 * CHUNK_BYTES), (Some(500), 20, 10 + 2 * CHUNK_BYTES));
         assert_eq!(bench.residual.last().unwrap().pools, 2 * CHUNK_BYTES, "no more than it had");
         assert_eq!(bench.read(530), (Some(500), 20, 10), "what the pool gives back");
+        let pools = PoolUse { floor_bytes: 0, peak_bytes: CHUNK_BYTES, allocs: 1 };
+        let mut other = Bench { pools, ..Bench::default() };
+        other.row("ctx", "cuDevicePrimaryCtxRetain", 7);
+        assert_eq!(other.read(2 * CHUNK_BYTES), (Some(2 * CHUNK_BYTES), 0, 0), "a context first");
     }
 
     #[test]
