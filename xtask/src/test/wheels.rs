@@ -3,7 +3,6 @@
 
 use super::{Args, Part, cargo_test, machine::Obstacle};
 use crate::sh;
-use anyhow::Result;
 
 const FETCH: &str = "tests/wheels/fetch.py";
 /// Where the libraries are, within the target folder.
