@@ -43,10 +43,10 @@ impl Holding {
             pages.add(&block, bytes);
             let library = library_of(block.live.stack_id);
             let segment = || segment(process, &block, bytes, &mapped);
-            let is_segment = match library {
-                Some(library) => library == TORCH_CACHE,
-                None => tensors.is_some_and(|tensors| holds_any(&segment(), tensors)),
-            };
+            // Whoever asked the driver for it: what PyTorch hands out of, is its cache (a pluggable
+            // allocator under a pool of PyTorch's, a segment without a stack).
+            let is_segment = library == Some(TORCH_CACHE)
+                || tensors.is_some_and(|tensors| holds_any(&segment(), tensors));
             if is_segment {
                 holding.segments_bytes += bytes;
                 segments.push(segment());
