@@ -31,6 +31,7 @@ pub struct PoolUse {
 
 impl PoolUse {
     /// Of two names of one device.
+    #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self {
             floor_bytes: self.floor_bytes.saturating_add(other.floor_bytes),
