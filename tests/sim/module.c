@@ -189,8 +189,11 @@ CUresult cuLibraryGetGlobal(CUdeviceptr *addr, size_t *bytes, CUlibrary library,
     WITH_DRIVER(global(addr, bytes, OBJECT_LIBRARY, library, name));
 }
 
+/* Parts of code have handles of their own: so many bytes behind that of the whole. */
+enum part { PART_KERNEL = 1, PART_MODULE, PART_FUNCTION };
+
 /* What a lazily loaded module takes once somebody asks for a function of it, SIM_FUNCTION_MIB. */
-static CUresult ask(void **out, struct object *object, struct object *charged)
+static CUresult ask(void **out, struct object *object, struct object *charged, enum part part)
 {
     if (!object || !out)
         return object ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
@@ -200,21 +203,20 @@ static CUresult ask(void **out, struct object *object, struct object *charged)
         return CUDA_ERROR_OUT_OF_MEMORY;
     charged->charged += bytes;
     code->asked = true;
-    *out = object;
+    *out = (char *)object + part;
     return CUDA_SUCCESS;
 }
 
-/* A function's handle is that of its module; a kernel's, and a library's module's, of the library. */
 static CUresult ask_module(void **out, const void *module, const char *name)
 {
     struct object *object = object_of(OBJECT_MODULE, module);
-    return name ? ask(out, object, object) : CUDA_ERROR_INVALID_VALUE;
+    return name ? ask(out, object, object, PART_FUNCTION) : CUDA_ERROR_INVALID_VALUE;
 }
 
-static CUresult ask_library(void **out, const void *library)
+static CUresult ask_library(void **out, const void *library, enum part part)
 {
     struct object *object = object_of(OBJECT_LIBRARY, library);
-    return ask(out, object, object_at(OBJECT_CODE, NULL, (CUdeviceptr)object));
+    return ask(out, object, object_at(OBJECT_CODE, NULL, (CUdeviceptr)object), part);
 }
 
 CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
@@ -226,17 +228,17 @@ CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *nam
 {
     if (!name)
         return CUDA_ERROR_INVALID_VALUE;
-    WITH_DRIVER(ask_library((void **)kernel, library));
+    WITH_DRIVER(ask_library((void **)kernel, library, PART_KERNEL));
 }
 
 CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library)
 {
-    WITH_DRIVER(ask_library((void **)module, library));
+    WITH_DRIVER(ask_library((void **)module, library, PART_MODULE));
 }
 
 CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
 {
-    WITH_DRIVER(ask_library((void **)function, kernel));
+    WITH_DRIVER(ask_library((void **)function, (const char *)kernel - PART_KERNEL, PART_FUNCTION));
 }
 
 CUresult cuFuncLoad(CUfunction function)
